@@ -16,7 +16,7 @@ import typer
 
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.checked import beartype
-from torch_max_backend.runtime import cache
+from torch_max_backend.runtime.caches import cache
 
 
 @beartype

@@ -18,7 +18,7 @@ from tests.compile_groups import group_of
 from tests.harness import SEED
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime import cache
+from torch_max_backend.runtime.caches import cache
 
 # What a test compiles is compiled, whatever the cache has from before; graph/test_cache.py turns the cache on.
 functorch_config.enable_autograd_cache = False

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.test_habits import STRICT, Net
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime.parts import PartedRunner
+from torch_max_backend.runtime.launching.parts import PartedRunner
 
 DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 EACH = 4

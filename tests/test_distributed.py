@@ -105,7 +105,7 @@ import torch.nn.functional as F
 from tests.harness import trace
 from torch_max_backend import DeviceUnavailableError, lowering
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.runtime.handover import dlpack_device
+from torch_max_backend.runtime.tensors.handover import dlpack_device
 
 lowering.load_all()
 step = lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2) + torch.arange(3)

@@ -1,6 +1,6 @@
 """Ctrl-C while a graph is partitioned and lowered, while its libraries are built, and while steps run: the call ends
 with KeyboardInterrupt, and the next one is right. What is compiled in the background is held by
-tests/runtime/test_background.py."""
+tests/runtime/building/test_background.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from torch_max_backend import backend
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.leaving import Leaving
-from torch_max_backend.runtime.runner import ListRunner
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.launching.runner import ListRunner
+from torch_max_backend.runtime.tensors.leaving import Leaving
 
 
 def _interrupt() -> None:

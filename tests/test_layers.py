@@ -16,15 +16,19 @@ ROOT = Path(torch_max_backend.__file__).parent
 #: Of these, each imports only from those before it (docs/internals/architecture.md).
 _ORDER = ("ir", "mojo_ops", "typed_graph", "fusion", "launch_list", "runtime", "graph")
 
+#: The same within runtime/.
+_RUNTIME = ("caches", "building", "engine", "tensors", "memory", "launching", "device_graphs", "executable")
+
 #: By family of kernels, the other families that it builds on. All of them build on kernels/common/.
 _FAMILIES = {"convolution": {"normalization", "pointwise"}, "reduction": {"pointwise"}}
 
 
-def _imports() -> dict[str, set[str]]:
-    """For each folder and each module beside them, the others that it imports."""
+def _imports(folder: Path) -> dict[str, set[str]]:
+    """For each folder in this one and each module beside them, the others that it imports."""
+    above = folder.relative_to(ROOT.parent).parts
     found: dict[str, set[str]] = {}
-    for path in ROOT.rglob("*.py"):
-        own = _room(path.relative_to(ROOT).with_suffix("").parts)
+    for path in folder.rglob("*.py"):
+        own = _room(folder, path.relative_to(folder).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -32,23 +36,25 @@ def _imports() -> dict[str, set[str]]:
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             for name in names:
-                package, *parts = name.split(".")
-                if package == "torch_max_backend" and parts:
-                    found.setdefault(own, set()).add(_room(tuple(parts)))
+                parts = tuple(name.split("."))
+                if parts[: len(above)] == above and len(parts) > len(above):
+                    found.setdefault(own, set()).add(_room(folder, parts[len(above) :]))
     return {room: others - {room} for room, others in found.items()}
 
 
-def _room(parts: tuple[str, ...]) -> str:
-    """The folder or module below the package; what stands in the package itself is "__init__"."""
-    known = (ROOT / parts[0]).is_dir() or (ROOT / f"{parts[0]}.py").is_file()
+def _room(folder: Path, parts: tuple[str, ...]) -> str:
+    """The folder or module below ``folder``; what stands in the package itself is "__init__"."""
+    known = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file()
     return parts[0] if known else "__init__"
 
 
-def test_imports_run_one_way() -> None:
-    imports = _imports()
-    assert imports["graph"] >= {"lowering", "runtime", "ir"}
-    for number, room in enumerate(_ORDER):
-        assert not imports[room] & set(_ORDER[number + 1 :]), room
+@pytest.mark.parametrize(("folder", "order"), [(ROOT, _ORDER), (ROOT / "runtime", _RUNTIME)], ids=["all", "runtime"])
+def test_imports_run_one_way(folder: Path, order: tuple[str, ...]) -> None:
+    imports = _imports(folder)
+    assert imports[order[-1]] >= ({"lowering", "runtime", "ir"} if folder == ROOT else {"launching", "tensors"})
+    for number, room in enumerate(order):
+        assert (folder / room).is_dir() or (folder / f"{room}.py").is_file()
+        assert not imports.get(room, set()) & set(order[number + 1 :]), room
     while imports:
         lowest = [room for room, others in imports.items() if not others & imports.keys()]
         circle = {room: sorted(others & imports.keys()) for room, others in imports.items()}

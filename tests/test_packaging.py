@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torch_max_backend import __version__
-from torch_max_backend.runtime.target import cpu_level
+from torch_max_backend.runtime.caches.target import cpu_level
 
 ROOT = Path(__file__).resolve().parents[1]
 

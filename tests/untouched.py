@@ -154,7 +154,7 @@ def main() -> None:
         before = after
 
     import torch_max_backend
-    from torch_max_backend.runtime.progress import progress_line
+    from torch_max_backend.runtime.building.progress import progress_line
 
     check("import")
     run = torch.compile(model, backend="max")

@@ -13,8 +13,8 @@ from torch_max_backend.errors import (
     UnsupportedOpError,
 )
 from torch_max_backend.inspection.explain import Explanation, explain, explain_ahead
-from torch_max_backend.runtime.busy_wait import settle_process
-from torch_max_backend.runtime.launch_times import LaunchTimes, launch_times
+from torch_max_backend.runtime.engine.busy_wait import settle_process
+from torch_max_backend.runtime.launching.launch_times import LaunchTimes, launch_times
 from torch_max_backend.version import __version__
 
 __all__ = [

@@ -20,9 +20,10 @@ from torch_max_backend.graph import autograd_walk
 from torch_max_backend.graph.attention_choice import attention_as_on
 from torch_max_backend.graph.lazy_values import LazyValueMode
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import events, session
+from torch_max_backend.runtime import events
+from torch_max_backend.runtime.caches.target import canonical_architecture
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.runtime.events import CompileEvent
-from torch_max_backend.runtime.target import canonical_architecture
 from torch_max_backend.torch_compat import (
     composite_replaced,
     convolutions_laid_out_by_cudnn,

@@ -42,10 +42,10 @@ from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
-from torch_max_backend.runtime.background import Job
-from torch_max_backend.runtime.packs import Packing
-from torch_max_backend.runtime.parts import relayed
-from torch_max_backend.runtime.progress import progress_line
+from torch_max_backend.runtime.building.background import Job
+from torch_max_backend.runtime.building.progress import progress_line
+from torch_max_backend.runtime.launching.parts import relayed
+from torch_max_backend.runtime.memory.packs import Packing
 from torch_max_backend.torch_compat import (
     TracingContext,
     altered_arguments,

@@ -30,7 +30,8 @@ from benchmarks.records import cpu_seconds
 from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import build_only
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
-from torch_max_backend.runtime import libraries, session
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.engine import session
 
 WALK = "walk"
 

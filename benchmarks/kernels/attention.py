@@ -33,8 +33,8 @@ from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.dtypes import TORCH_TO_MAX
 from torch_max_backend.mojo_ops import attention
-from torch_max_backend.runtime import session
-from torch_max_backend.runtime.execution import execute
+from torch_max_backend.runtime.engine import session
+from torch_max_backend.runtime.engine.execution import execute
 
 aten = torch.ops.aten
 

@@ -14,10 +14,10 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.dtypes import device_ref
 from torch_max_backend.max_compat import device_context
 from torch_max_backend.mojo_ops.functions import LibraryFunction, require_entry, require_function
-from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.session import max_device
-from torch_max_backend.runtime.streams import stream_sync
-from torch_max_backend.runtime.threads import team_start
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.engine.session import max_device
+from torch_max_backend.runtime.engine.streams import stream_sync
+from torch_max_backend.runtime.launching.threads import team_start
 from torch_max_backend.torch_compat import current_stream_handle
 
 Word = int | torch.Tensor | np.ndarray

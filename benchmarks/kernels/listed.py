@@ -14,10 +14,11 @@ from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launch_list import LaunchList, launch_list
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import require_entry
-from torch_max_backend.runtime import libraries, session
-from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.leaving import Leaving
-from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.engine import session
+from torch_max_backend.runtime.launching.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.tensors.interface import InputSpec, OutputSpec
+from torch_max_backend.runtime.tensors.leaving import Leaving
 from torch_max_backend.typed_graph.read import read
 
 

@@ -23,7 +23,7 @@ from torch_max_backend.ahead import TARGETS, compile_ahead
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.launch_list.traffic import Kernel, Traffic, kernels_by_entry, traffic
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 BATCHES = {
     "resnet50": 256,

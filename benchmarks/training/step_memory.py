@@ -38,7 +38,7 @@ from benchmarks import records, zoo
 from benchmarks.training.step_bytes import BATCHES
 from benchmarks.training.training_step import CHANNELS_LAST, MEMORY_FORMATS, PAIRS, compiled, drawn, release, stepper
 from benchmarks.training.training_zoo import SIZES
-from torch_max_backend.runtime.runner import drop_workspaces
+from torch_max_backend.runtime.launching.runner import drop_workspaces
 
 CONTENDERS = ("max", "eager", CHANNELS_LAST, "inductor")
 ON_GPU = ("max", "max, captured", CHANNELS_LAST, "inductor", "inductor, CUDA graphs")

@@ -33,7 +33,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import records, zoo
-from torch_max_backend.runtime.runner import drop_workspaces
+from torch_max_backend.runtime.launching.runner import drop_workspaces
 
 CHANNELS_LAST = "eager, channels_last"
 """The contender whose model and images are channels_last."""

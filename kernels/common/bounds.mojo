@@ -2,7 +2,7 @@
 
 Every call of a launch list that may find one has a record in the host's memory, which a GPU writes to as well: the size
 of the dimension plus one, and the index. One word for all lists says that there is a record; the host looks at it
-before it launches again (torch_max_backend/runtime/reports.py).
+before it launches again (torch_max_backend/runtime/launching/reports.py).
 """
 
 from std.ffi import _Global

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.training import step_memory, training_step, training_zoo
-from torch_max_backend.runtime import runner
+from torch_max_backend.runtime.launching import runner
 
 
 def test_inference_computes_no_gradients_and_follows_amp() -> None:

@@ -16,7 +16,7 @@ from torch_max_backend import backend
 from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion import convolutions
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 from torch_max_backend.typed_graph.operations import Call
 
 CASES = {

@@ -14,7 +14,7 @@ from tests.launched import launched_functions
 from torch_max_backend import backend
 from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion.program import Program
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 
 class Applied(nn.Module):

@@ -15,7 +15,7 @@ from torch_max_backend.fusion.terms import MOVES
 from torch_max_backend.graph.builder import GraphBuilder, NodesCannotLower
 from torch_max_backend.lowering import load_all
 from torch_max_backend.max_compat import in_mlir_context
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operand, Pointwise, Reduction
 

@@ -9,7 +9,7 @@ from benchmarks import zoo
 from tests.models.architectures import architectures
 from torch_max_backend import explain
 from torch_max_backend.graph.builder import GraphBuilder
-from torch_max_backend.runtime.interface import BuiltGraph
+from torch_max_backend.runtime.tensors.interface import BuiltGraph
 from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Reshape
 
 #: What computes nothing.

@@ -17,7 +17,7 @@ from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion import rewrite
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.fusion.rows import RowsFunction
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 
 @pytest.fixture(autouse=True)

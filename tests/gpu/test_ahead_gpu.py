@@ -12,7 +12,7 @@ import pytest
 from max.driver import Accelerator
 
 from torch_max_backend.ahead import TARGETS
-from torch_max_backend.runtime.target import canonical_architecture
+from torch_max_backend.runtime.caches.target import canonical_architecture
 
 pytestmark = pytest.mark.gpu
 

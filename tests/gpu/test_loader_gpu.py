@@ -7,7 +7,7 @@ import torch
 from max.dtype import DType
 
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 pytestmark = [
     pytest.mark.gpu,

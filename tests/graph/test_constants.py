@@ -21,7 +21,7 @@ from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.launch_list import LaunchList
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.torch_compat import FakeTensorMode
 
 #: What MAX folds without compiling, unless the result must lie in memory: for a custom op or as a result of the graph.

@@ -16,7 +16,8 @@ from torch_max_backend.backend import build_only
 from torch_max_backend.mojo_ops.convolution import Grouping, convolution_function
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.problems.convolution import Pass
-from torch_max_backend.runtime import cache, libraries
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.caches import cache
 
 PATIENCE = 60
 """Seconds."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from tests.threads import in_threads
 from torch_max_backend.graph import sized
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 
 
 class Net(nn.Module):

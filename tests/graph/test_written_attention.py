@@ -21,7 +21,7 @@ from tests.launched import launched_functions
 from torch_max_backend import compile_ahead
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.custom_ops.attention import attention, attention_backward
-from torch_max_backend.runtime import pending
+from torch_max_backend.runtime.building import pending
 
 BF16 = torch.bfloat16
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_max_backend
 from torch_max_backend.inspection.step_memory import StepMemory
-from torch_max_backend.runtime.runner import ListRunner, drop_workspaces
+from torch_max_backend.runtime.launching.runner import ListRunner, drop_workspaces
 
 
 class Residual(nn.Module):

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.graph.builder import GraphBuilder
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 
 aten = torch.ops.aten
 ROWS, CHANNELS = 24, 64

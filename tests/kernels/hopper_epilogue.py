@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.graph.builder import GraphBuilder
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Pointwise, Reduction
 

@@ -41,7 +41,8 @@ from torch_max_backend.mojo_ops import (
 )
 from torch_max_backend.problems.interpolation import Mode, interpolation_axes
 from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
-from torch_max_backend.runtime import libraries, session
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.typed_graph import TypedGraph
 
 #: Architecture to the driver that runs it.

@@ -12,7 +12,7 @@ from max.graph import DeviceRef, Graph, TensorType
 from benchmarks.kernels.library import words_of
 from benchmarks.kernels.matmul import DTYPES, Products, check, geometry_of
 from torch_max_backend.mojo_ops.matmul import FAMILY, STRIDED, MatmulGeometry, MatrixStrides, matmul
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from torch_max_backend.dtypes import TORCH_TO_MAX, device_ref
 from torch_max_backend.mojo_ops import pooling
 from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 I64, U8 = torch.int64, torch.uint8

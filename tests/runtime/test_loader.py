@@ -14,10 +14,10 @@ from torch_max_backend.ir.layout import contiguous_order
 from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.functions import require_entry
-from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.interface import InputSpec, OutputSpec
-from torch_max_backend.runtime.leaving import Leaving
-from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.launching.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.tensors.interface import InputSpec, OutputSpec
+from torch_max_backend.runtime.tensors.leaving import Leaving
 
 CPU = torch.device("cpu")
 _ADDS = """

@@ -8,8 +8,8 @@ import sys
 
 BUILD = """
 import sys, threading, torch, torch.nn.functional as F
-from torch_max_backend.runtime import session
-from torch_max_backend.runtime.target import target_facts
+from torch_max_backend.runtime.engine import session
+from torch_max_backend.runtime.caches.target import target_facts
 
 digests = []
 

@@ -19,7 +19,7 @@ from torch import nn
 from tests.threads import in_threads
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime import cache
+from torch_max_backend.runtime.caches import cache
 from torch_max_backend.runtime.events import CompileEvent, listen
 
 

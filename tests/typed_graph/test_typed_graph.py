@@ -12,7 +12,7 @@ from torch_max_backend.ir.notes import Origin, notes_of
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.convolution import Geometry, conv_fprop
 from torch_max_backend.mojo_ops.functions import LibraryFunction
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,

@@ -17,7 +17,7 @@ from benchmarks import zoo
 from torch_max_backend.ahead import TARGETS
 from torch_max_backend.inspection.explain import explain_ahead
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.runtime import session
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.wheel import prebuild
 
 

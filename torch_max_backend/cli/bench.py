@@ -23,7 +23,7 @@ from torch_max_backend.bench.pooling import AVG_DEFAULT, MAX_DEFAULT, AvgPoolBac
 from torch_max_backend.bench.runner import check_memory, run_case
 from torch_max_backend.errors import DeviceUnavailableError
 from torch_max_backend.problems.convolution import Pass
-from torch_max_backend.runtime.session import max_device
+from torch_max_backend.runtime.engine.session import max_device
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from torch_max_backend.runtime import cache, cache_archive, prebuilt
+from torch_max_backend.runtime.caches import cache, cache_archive, prebuilt
 
 app = typer.Typer(
     no_args_is_help=True, help="Show the cache of compiled graphs and kernels, or copy it to another machine."

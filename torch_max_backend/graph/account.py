@@ -20,7 +20,7 @@ from torch_max_backend.graph.random import draw, drawn_after
 from torch_max_backend.launch_list import Kind, Place
 from torch_max_backend.launch_list.memory import Span
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.memory.packs import Packing
 
 
 def graph_memory(

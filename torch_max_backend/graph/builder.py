@@ -45,8 +45,8 @@ from torch_max_backend.launch_list import LaunchList, NotListed, launch_list
 from torch_max_backend.lowering import Layout, LoweringContext, Registration, lookup
 from torch_max_backend.lowering.context import max_dim
 from torch_max_backend.max_compat import erase
-from torch_max_backend.runtime.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
-from torch_max_backend.runtime.packs import Packing, packed_arguments
+from torch_max_backend.runtime.memory.packs import Packing, packed_arguments
+from torch_max_backend.runtime.tensors.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.torch_compat import OpOverload
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operation

@@ -22,8 +22,9 @@ from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.stored import StorableGraph, loader
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import cache, session
-from torch_max_backend.runtime.target import target_facts
+from torch_max_backend.runtime.caches import cache
+from torch_max_backend.runtime.caches.target import target_facts
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.torch_compat import (
     OpOverload,
     OpOverloadPacket,

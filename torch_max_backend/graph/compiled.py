@@ -13,7 +13,7 @@ from torch_max_backend.graph.memory import GraphMemory, Kept
 from torch_max_backend.graph.partition import Refusal
 from torch_max_backend.ir.layout import strides_of
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.memory.packs import Packing
 
 
 @dataclass

@@ -24,7 +24,7 @@ from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require_function
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable
-from torch_max_backend.runtime.packs import Packing, unpacking
+from torch_max_backend.runtime.memory.packs import Packing, unpacking
 from torch_max_backend.torch_compat import boxed_code
 
 

@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 
 from torch_max_backend.lowering.registry import lookup
 from torch_max_backend.mojo_ops.functions import Function
-from torch_max_backend.runtime import libraries
-from torch_max_backend.runtime.cores import cores
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.building.cores import cores
 
 
 def begin_libraries(gm: GraphModule) -> None:

@@ -27,7 +27,7 @@ from torch_max_backend.graph.sized import SizedGraph
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.executable import Executable, ExecutableSpec
-from torch_max_backend.runtime.packs import Packing
+from torch_max_backend.runtime.memory.packs import Packing
 from torch_max_backend.torch_compat import BypassAOTAutogradCache, OpOverload, OutputCode
 
 loader: ContextVar[Callable[[bytes], CompiledGraph]] = ContextVar("loader")

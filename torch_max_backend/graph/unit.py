@@ -21,13 +21,14 @@ from torch_max_backend.launch_list import launch_list
 from torch_max_backend.max_compat import erase, in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require_entry, require_function
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import background, pending, session
-from torch_max_backend.runtime.background import Job
-from torch_max_backend.runtime.capture import Capture, refusal
+from torch_max_backend.runtime.building import background, pending
+from torch_max_backend.runtime.building.background import Job
+from torch_max_backend.runtime.building.pending import PendingLists
+from torch_max_backend.runtime.device_graphs.capture import Capture, refusal
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.runtime.executable import Executable, ExecutableSpec
-from torch_max_backend.runtime.interface import BuiltGraph
-from torch_max_backend.runtime.packs import Packing, alone, pack_results, take_from_packs
-from torch_max_backend.runtime.pending import PendingLists
+from torch_max_backend.runtime.memory.packs import Packing, alone, pack_results, take_from_packs
+from torch_max_backend.runtime.tensors.interface import BuiltGraph
 
 log = logging.getLogger("torch_max_backend")
 

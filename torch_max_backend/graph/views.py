@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from torch_max_backend.ir.layout import dense_order
-from torch_max_backend.runtime.interface import View
+from torch_max_backend.runtime.tensors.interface import View
 
 _VIEWS = frozenset({
     torch.ops.aten.alias.default,

@@ -13,7 +13,7 @@ from torch_max_backend import lowering
 from torch_max_backend.checked import beartype
 from torch_max_backend.lowering.registry import Registration
 from torch_max_backend.mojo_ops import KERNELS_PATH
-from torch_max_backend.runtime import cache, cache_archive
+from torch_max_backend.runtime.caches import cache, cache_archive
 from torch_max_backend.torch_compat import OpOverload
 
 _HEADING = """\

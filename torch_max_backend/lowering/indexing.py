@@ -2,7 +2,7 @@
 
 A gather reads along one axis: several indexed dimensions that are adjacent in memory are read as one, so that nothing
 but the elements that are read is copied. Scatters run in kernels with a fixed order. An index outside its dimension
-stays outside for the kernels to report (``runtime.reports``).
+stays outside for the kernels to report (``runtime.launching.reports``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The negative log likelihood, forward and backward; PyTorch decomposes the other losses.
 
 The target's class is found by comparing class numbers with targets, not by an indexed load: the comparison fuses with
-the reduction, and a target out of range reads nothing. It is reported (``runtime.reports``) by the forward pass.
+the reduction, and a target out of range reads nothing. It is reported (``runtime.launching.reports``) by the forward
+pass.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def assert_true(condition: TensorValue, message: str) -> None:
 
 @beartype
 def check_indices(index: TensorValue, size: int, ignored: int) -> None:
-    """Makes the graph report (``runtime.reports``) an index outside [0, ``size``) other than ``ignored``.
+    """Makes the graph report (``runtime.launching.reports``) an index outside [0, ``size``) other than ``ignored``.
 
     Args:
         index: int64, [count].

@@ -2,7 +2,7 @@
 
 Lowerings add calls of them to a graph (``call``). A launch list makes these calls; in a graph that MAX compiles, thin
 ops make them (``registrations.py``). Building a graph records the functions that it calls; compiling it builds and
-loads libraries with these functions (`torch_max_backend.runtime.libraries`).
+loads libraries with these functions (`torch_max_backend.runtime.building.libraries`).
 """
 
 from __future__ import annotations

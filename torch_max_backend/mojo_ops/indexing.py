@@ -1,8 +1,8 @@
 """Gathers and scatters by an index tensor, one typed function each.
 
 ``x`` is [outer, places, inner] and ``source`` [outer, count, inner], contiguous; indices are int64, counted from zero.
-An index outside is reported when the graph runs (``runtime.reports``) and nothing is written there; a gather reads the
-nearest element in its stead.
+An index outside is reported when the graph runs (``runtime.launching.reports``) and nothing is written there; a gather
+reads the nearest element in its stead.
 """
 
 from __future__ import annotations

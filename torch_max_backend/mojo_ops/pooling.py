@@ -262,7 +262,7 @@ def adaptive_max_pool_dgrad(
 @beartype
 def max_unpool_fprop(x: TensorValue, indices: TensorValue, output: Sequence[DimLike]) -> TensorValue:
     """Zeros of spatial extents `output` (D, H, W) with `x` at `indices`; one outside the plane is ignored, and
-    reported (``runtime.reports``)."""
+    reported (``runtime.launching.reports``)."""
     _check_tensor("x", x)
     check_float("x", x)
     _check_companion("indices", indices, "x", x, DType.int64)

@@ -16,16 +16,16 @@ from max.engine import Model
 from torch_max_backend.ir.layout import Order
 from torch_max_backend.launch_list.parts import Parts, parts_of
 from torch_max_backend.mojo_ops.functions import Function
-from torch_max_backend.runtime.capture import Capture
-from torch_max_backend.runtime.captured_runner import CapturedRunner
-from torch_max_backend.runtime.execution import execute
-from torch_max_backend.runtime.handover import Inputs, Outputs
-from torch_max_backend.runtime.interface import BuiltGraph, Draw
-from torch_max_backend.runtime.packs import Packing
-from torch_max_backend.runtime.parts import PartedRunner
-from torch_max_backend.runtime.plain import WrappedError
-from torch_max_backend.runtime.runner import ListRunner, RunnerSpec
-from torch_max_backend.runtime.streams import stream_sync
+from torch_max_backend.runtime.device_graphs.capture import Capture
+from torch_max_backend.runtime.device_graphs.captured_runner import CapturedRunner
+from torch_max_backend.runtime.engine.execution import execute
+from torch_max_backend.runtime.engine.streams import stream_sync
+from torch_max_backend.runtime.launching.parts import PartedRunner
+from torch_max_backend.runtime.launching.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.memory.packs import Packing
+from torch_max_backend.runtime.tensors.handover import Inputs, Outputs
+from torch_max_backend.runtime.tensors.interface import BuiltGraph, Draw
+from torch_max_backend.runtime.tensors.plain import WrappedError
 from torch_max_backend.torch_compat import called_for_each, is_wrapped
 
 

@@ -23,9 +23,11 @@ from torch_max_backend.checked import beartype
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.inspection.explain import explain, explain_ahead
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, all_functions, required
-from torch_max_backend.runtime import libraries, prebuilt, session
-from torch_max_backend.runtime.cores import cores
-from torch_max_backend.runtime.target import LEVELS
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.building.cores import cores
+from torch_max_backend.runtime.caches import prebuilt
+from torch_max_backend.runtime.caches.target import LEVELS
+from torch_max_backend.runtime.engine import session
 from torch_max_backend.wheel.typical import NETWORKS
 
 TARGETS = (*LEVELS, *ACCELERATORS)

@@ -39,7 +39,7 @@ def models(compiled: Path | None, dtypes: Sequence[str]) -> dict[str, Any]:
     from max.driver import Accelerator
     from max.engine import InferenceSession, read
 
-    from torch_max_backend.runtime import cache
+    from torch_max_backend.runtime.caches import cache
 
     session = InferenceSession(devices=[Accelerator()])
     artifact = (
@@ -59,7 +59,7 @@ def graphs(dtypes: Sequence[str]) -> Any:
     from max.graph import DeviceRef, Dim, Graph, Module, TensorType
 
     from torch_max_backend.mojo_ops.convolution import FAMILY, conv_with_geometry
-    from torch_max_backend.runtime import cache
+    from torch_max_backend.runtime.caches import cache
 
     letters = {"x": ("n", *"dhw", "c"), "w": ("k", *"trs", "j"), "y": ("n", *"opq", "k")}
     module = Module()
@@ -95,7 +95,7 @@ def compile_to(path: Path, target: str, dtypes: Sequence[str]) -> None:
     set_virtual_device_count(1)
     from max.engine import InferenceSession
 
-    from torch_max_backend.runtime import cache
+    from torch_max_backend.runtime.caches import cache
 
     began = time.perf_counter()
     session = InferenceSession(devices=[Accelerator()])

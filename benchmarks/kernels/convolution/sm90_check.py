@@ -35,7 +35,7 @@ from torch_max_backend.bench.ceilings import ceilings
 from torch_max_backend.bench.timing import set_count
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
 from torch_max_backend.problems.convolution import Pass
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16, "float32": DType.float32}

@@ -26,7 +26,7 @@ from benchmarks.kernels.convolution.sm90_check import Problem, interleaved, refe
 from benchmarks.kernels.listed import ListedGraph
 from torch_max_backend.lowering import numerics
 from torch_max_backend.mojo_ops.convolution import Grouping, conv_with_geometry
-from torch_max_backend.runtime import libraries
+from torch_max_backend.runtime.building import libraries
 
 PROBLEMS = (
     Problem("ck_default", 128, 128, 256, 71, 71, 3, 3, 2, 1, 1),

@@ -33,7 +33,7 @@ from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.problems.interpolation import Mode
-from torch_max_backend.runtime.streams import stream_sync
+from torch_max_backend.runtime.engine.streams import stream_sync
 
 QUEUED = 8
 CHOSEN = (

@@ -38,8 +38,9 @@ from torch_max_backend.bench.ceilings import copy_rate
 from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.mojo_ops.pooling import pool_op
 from torch_max_backend.problems.pooling import NUMBERS, PoolingProblem
-from torch_max_backend.runtime import cache, libraries
-from torch_max_backend.runtime.execution import execute
+from torch_max_backend.runtime.building import libraries
+from torch_max_backend.runtime.caches import cache
+from torch_max_backend.runtime.engine.execution import execute
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3

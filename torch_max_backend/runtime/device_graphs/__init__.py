@@ -1,0 +1,1 @@
+"""Replaying a launch list as a device graph."""

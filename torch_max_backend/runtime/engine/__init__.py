@@ -1,0 +1,1 @@
+"""MAX's own execution: devices, sessions, streams and threads."""

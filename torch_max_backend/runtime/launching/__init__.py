@@ -1,0 +1,1 @@
+"""Running a launch list on PyTorch's tensors."""

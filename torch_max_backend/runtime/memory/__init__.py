@@ -1,0 +1,1 @@
+"""Memory that several tensors share, in a step and between the two graphs of a step."""

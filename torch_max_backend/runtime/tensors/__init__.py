@@ -1,0 +1,1 @@
+"""Tensors on their way into a compiled graph and out of it."""
