@@ -20,7 +20,7 @@ from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.runtime.caches import cache
 
-# What a test compiles is compiled, whatever the cache has from before; graph/test_cache.py turns the cache on.
+# What a test compiles is compiled, whatever the cache has from before; graph/traces/test_cache.py turns the cache on.
 functorch_config.enable_autograd_cache = False
 
 #: The allocator that MAX brings, for the workers: compiling takes an eighth less time with it on huge pages than with

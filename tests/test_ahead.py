@@ -22,8 +22,8 @@ from torch_max_backend import OptionError, ahead, compile_ahead
 from torch_max_backend.ahead import trace_ahead
 from torch_max_backend.backend import build_only, recorded_graphs
 from torch_max_backend.cli import app
-from torch_max_backend.graph import autograd_walk
-from torch_max_backend.graph.attention_choice import AttentionCall, chosen
+from torch_max_backend.graph.fake_cuda import autograd_walk
+from torch_max_backend.graph.fake_cuda.attention_choice import AttentionCall, chosen
 from torch_max_backend.runtime.caches import cache
 from torch_max_backend.runtime.engine import session
 from torch_max_backend.torch_compat import FakeTensorMode, convolutions_laid_out_by_cudnn

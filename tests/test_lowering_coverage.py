@@ -17,7 +17,7 @@ FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "lowering").glo
 
 #: Ops that no case of tests/lowering has in its graph, and why, or what tests them instead.
 ELSEWHERE = {
-    "tests/graph/test_pool_offsets.py": {
+    "tests/graph/passes/test_pool_offsets.py": {
         "torch_max_backend.max_pool_offsets",
         "torch_max_backend.max_pool_offsets_backward",
     },
@@ -32,7 +32,7 @@ ELSEWHERE = {
         )
         for direction in ("", "_backward")
     },
-    "tests/graph/test_written_attention.py": {
+    "tests/graph/written_attention/test_written_attention.py": {
         "torch_max_backend.attention",
         "torch_max_backend.attention_backward",
     },

@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 from torch_max_backend.backend import max_backend
 from torch_max_backend.checked import beartype
 from torch_max_backend.errors import OptionError
-from torch_max_backend.graph import autograd_walk
-from torch_max_backend.graph.attention_choice import attention_as_on
-from torch_max_backend.graph.lazy_values import LazyValueMode
+from torch_max_backend.graph.fake_cuda import autograd_walk
+from torch_max_backend.graph.fake_cuda.attention_choice import attention_as_on
+from torch_max_backend.graph.fake_cuda.lazy_values import LazyValueMode
 from torch_max_backend.options import Options
 from torch_max_backend.runtime import events
 from torch_max_backend.runtime.caches.target import canonical_architecture

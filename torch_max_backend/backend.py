@@ -21,26 +21,26 @@ from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
 from torch_max_backend.graph.account import graph_memory, kept_by
-from torch_max_backend.graph.attention import fuse_attention
-from torch_max_backend.graph.budget import keep_less
-from torch_max_backend.graph.cache import facts_of, kept
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_at_once, compile_graph, fallback_warnings
 from torch_max_backend.graph.constants import fold_foreign_constants
-from torch_max_backend.graph.early import begin_libraries
 from torch_max_backend.graph.memory import Kept
-from torch_max_backend.graph.narrow import narrow_interpolations
-from torch_max_backend.graph.pool_offsets import keep_small_offsets
-from torch_max_backend.graph.recompute import normalize_elementwise
-from torch_max_backend.graph.saved import (
+from torch_max_backend.graph.passes.budget import keep_less
+from torch_max_backend.graph.passes.early import begin_libraries
+from torch_max_backend.graph.passes.narrow import narrow_interpolations
+from torch_max_backend.graph.passes.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.passes.recompute import normalize_elementwise
+from torch_max_backend.graph.passes.saved import (
     forget_running_statistics,
     keep_draws,
     keep_old_values,
     save_results_instead_of_masks,
 )
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
-from torch_max_backend.graph.stored import loaded
+from torch_max_backend.graph.traces.cache import facts_of, kept
+from torch_max_backend.graph.traces.stored import loaded
 from torch_max_backend.graph.unit import CompilationUnit
+from torch_max_backend.graph.written_attention.attention import fuse_attention
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.building.background import Job
 from torch_max_backend.runtime.building.progress import progress_line

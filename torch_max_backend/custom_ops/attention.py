@@ -1,8 +1,8 @@
 """Attention as PyTorch operators, with a bias that has a gradient.
 
 PyTorch's own operators differ between devices, and none on a CPU computes the gradient of a bias. These replace
-attention that a model writes out (``graph/attention.py``). PyTorch runs the bodies below where a graph is cut around
-the operators; in MAX the kernels of ``kernels/attention`` run (``lowering/attention.py``).
+attention that a model writes out (``graph/written_attention/``). PyTorch runs the bodies below where a graph is cut
+around the operators; in MAX the kernels of ``kernels/attention`` run (``lowering/attention.py``).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from benchmarks import records, zoo
 from torch_max_backend.decompositions.table import decompositions
-from torch_max_backend.graph.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.passes.pool_offsets import keep_small_offsets
 
 VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
 MODELS: dict[str, Callable[[], nn.Module]] = {

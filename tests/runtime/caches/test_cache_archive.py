@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from torch_max_backend.cli import app
-from torch_max_backend.graph import cache as graph_cache
+from torch_max_backend.graph.traces import cache as graph_cache
 from torch_max_backend.runtime.building import libraries
 from torch_max_backend.runtime.caches import cache, cache_archive
 from torch_max_backend.runtime.engine import session

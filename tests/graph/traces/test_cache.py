@@ -19,8 +19,8 @@ from torch.fx import GraphModule, symbolic_trace
 
 from torch_max_backend import backend
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.graph import cache as graph_cache
 from torch_max_backend.graph import compiler
+from torch_max_backend.graph.traces import cache as graph_cache
 from torch_max_backend.options import Options
 
 Step = Callable[[], list[torch.Tensor]]

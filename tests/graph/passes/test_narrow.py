@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend import backend
 from torch_max_backend.backend import recorded_graphs
-from torch_max_backend.graph.narrow import narrow_interpolations
+from torch_max_backend.graph.passes.narrow import narrow_interpolations
 from torch_max_backend.inspection.explain import explain_ahead
 
 aten = torch.ops.aten

@@ -22,9 +22,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.dtypes import FLOATS
-from torch_max_backend.graph.assignments import simplify_assignments
-from torch_max_backend.graph.attention_writer import BiasShape, Term, Writer
-from torch_max_backend.graph.matrices import (
+from torch_max_backend.graph.written_attention.assignments import simplify_assignments
+from torch_max_backend.graph.written_attention.attention_writer import BiasShape, Term, Writer
+from torch_max_backend.graph.written_attention.matrices import (
     Matrices,
     Size,
     argument_of,

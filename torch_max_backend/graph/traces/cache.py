@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.graph.stored import StorableGraph, loader
+from torch_max_backend.graph.traces.stored import StorableGraph, loader
 from torch_max_backend.lowering.convolution import allows_tf32
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.caches import cache
@@ -100,7 +100,7 @@ def kept(facts: Mapping[str, str], load: Callable[[bytes], CompiledGraph]) -> It
 
     Args:
         facts: see ``facts_of``.
-        load: makes a graph of ``graph.stored`` ready to be compiled.
+        load: makes a graph of ``graph.traces.stored`` ready to be compiled.
 
     Yields:
         What turns a compiler for AOTAutograd into one whose graphs are kept.

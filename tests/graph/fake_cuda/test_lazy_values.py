@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_max_backend import explain, explain_ahead
-from torch_max_backend.graph.lazy_values import LazyValueMode
+from torch_max_backend.graph.fake_cuda.lazy_values import LazyValueMode
 from torch_max_backend.torch_compat import DataDependentOutputException, FakeTensor, enable_python_dispatcher
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_max_backend.graph.attention_writer import Writer
-from torch_max_backend.graph.matrices import Size, argument_of, is_tensor, is_view, shape_of
+from torch_max_backend.graph.written_attention.attention_writer import Writer
+from torch_max_backend.graph.written_attention.matrices import Size, argument_of, is_tensor, is_view, shape_of
 
 aten = torch.ops.aten
 

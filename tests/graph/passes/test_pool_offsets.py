@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.custom_ops.pool_offsets import max_pool_offsets, max_pool_offsets_backward
-from torch_max_backend.graph.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.passes.pool_offsets import keep_small_offsets
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from torch_max_backend.graph.matrices import Matrices, Size, groups_of, is_unit, shape_of
+from torch_max_backend.graph.written_attention.matrices import Matrices, Size, groups_of, is_unit, shape_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

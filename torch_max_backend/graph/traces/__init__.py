@@ -1,0 +1,1 @@
+"""Storing compiled Dynamo graphs in the disk cache, and reading them again."""
