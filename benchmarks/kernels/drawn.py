@@ -22,7 +22,7 @@ from torch_max_backend.bench.timing import interleaved
 
 P = TypeVar("P")
 QUEUED = 8
-_LEAST_SECONDS = 0.01
+_MIN_SECONDS = 0.01
 #: By the name of a pass: a call of ours and one of PyTorch's.
 Contenders = Mapping[str, tuple[Callable[[], object], Callable[[], object]]]
 
@@ -105,7 +105,7 @@ def cpu_times(named: Mapping[str, Callable[[], object]], runs: int) -> dict[str,
 
     for call in named.values():
         call()
-    times = {who: max(1, int(_LEAST_SECONDS / max(clocked(call, 1), 1e-6))) for who, call in named.items()}
+    times = {who: max(1, int(_MIN_SECONDS / max(clocked(call, 1), 1e-6))) for who, call in named.items()}
     taken = [{who: clocked(call, times[who]) for who, call in named.items()} for _ in range(runs)]
     return {who: min(each[who] for each in taken) * 1e6 for who in named}
 

@@ -11,7 +11,7 @@ from benchmarks.training.step_bytes import BYTES_PER_MS
 STEPS = "training_steps_h200_bf16"
 _MEMORY = "step_memory_h200_bf16"
 _KINDS = "step_times_h200"
-_LEAST_MS = 0.25
+_MIN_MS = 0.25
 """Of a kind of kernels in some model, for a row of its own."""
 
 
@@ -64,7 +64,7 @@ def step_kinds() -> str:
         for kind, each in row["kinds"].items():
             kinds[kind] = max(kinds.get(kind, 0.0), each["seconds"] * 1e3)
     rows = [["whole step, queued", *(f"{row['queued_seconds'] * 1e3:.1f}" for row in models)]]
-    for kind in (kind for kind, most in kinds.items() if most >= _LEAST_MS):
+    for kind in (kind for kind, most in kinds.items() if most >= _MIN_MS):
         mine = [row["kinds"].get(kind) for row in models]
         cells = [f"{e['seconds'] * 1e3:.2f} ({e['bytes'] / BYTES_PER_MS:.2f})" if e else "" for e in mine]
         rows.append([kind, *cells])

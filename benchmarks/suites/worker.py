@@ -37,7 +37,7 @@ EAGER = "eager"
 OURS = "max"
 #: Ours records a device graph in its third forward and its fifth backward call, Inductor in its second.
 WARM = 6
-ROUNDS, FEWEST, QUEUED = 11, 3, 12
+ROUNDS, MIN_ROUNDS, QUEUED = 11, 3, 12
 #: Seconds that the interleaved rounds of a model may take, where fewer than ``ROUNDS`` do then.
 BUDGET = {"cuda": 6.0, "cpu": 60.0}
 
@@ -336,7 +336,7 @@ class Measured:
         taken: dict[str, list[float]] = {name: [] for name in self.steps}
         begun = time.monotonic()
         for turn in range(ROUNDS):
-            if turn >= FEWEST and time.monotonic() - begun > BUDGET[self.device.type]:
+            if turn >= MIN_ROUNDS and time.monotonic() - begun > BUDGET[self.device.type]:
                 break
             for name in list(self.steps):
                 try:

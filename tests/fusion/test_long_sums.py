@@ -31,7 +31,7 @@ def test_partial_sums_of_large_values_are_stored(monkeypatch: pytest.MonkeyPatch
     kinds, listing = _listed()
     size = SIDE * SIDE * 4
     assert kinds == "p" * COUNT + "s" and listing.workspace == COUNT * size
-    monkeypatch.setattr(long_sums, "LEAST", size)
+    monkeypatch.setattr(long_sums, "MIN_BYTES", size)
     kinds, listing = _listed()
     assert kinds == "pppspppspps" and listing.workspace == 4 * size
 
@@ -39,7 +39,7 @@ def test_partial_sums_of_large_values_are_stored(monkeypatch: pytest.MonkeyPatch
 def test_sums_are_joined_with_what_makes_the_next_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two values wait at most where a kernel's store adds; the last sum is left for the program that reads it."""
     size = SIDE * SIDE * 4
-    monkeypatch.setattr(long_sums, "LEAST", size)
+    monkeypatch.setattr(long_sums, "MIN_BYTES", size)
     monkeypatch.setattr(groups, "takes_part", lambda _: True)
     monkeypatch.setattr(groups, "is_suitable", lambda _: True)
     kinds, listing = _listed()
@@ -58,7 +58,7 @@ def test_joined_sums_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
             return torch.compile(_total, backend="max")(*factors)
 
     apart = total("apart")
-    monkeypatch.setattr(long_sums, "LEAST", 1)
+    monkeypatch.setattr(long_sums, "MIN_BYTES", 1)
     monkeypatch.setattr(groups, "takes_part", lambda _: True)
     monkeypatch.setattr(groups, "is_suitable", lambda _: True)
     assert torch.equal(total("joined"), apart)

@@ -13,7 +13,7 @@ from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.ir import ops
 
 TABLE = [[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]]
-MANY = ops.MOST_ELEMENTS + 1
+MANY = ops.MAX_ELEMENTS + 1
 
 
 @pytest.fixture(autouse=True)

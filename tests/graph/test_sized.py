@@ -127,7 +127,7 @@ def test_threads_with_sizes_of_their_own() -> None:
 
 
 def test_the_oldest_sizes_go(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(sized, "MOST", 3)
+    monkeypatch.setattr(sized, "MAX_GRAPHS", 3)
     torch._dynamo.reset()
     graphs: list[sized.SizedGraph] = []
     init = sized.SizedGraph.__init__

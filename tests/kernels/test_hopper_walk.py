@@ -11,7 +11,7 @@ from benchmarks.kernels.convolution.random_check import random_problem
 from tests.kernels.programs import fixture_of
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
-MOST_PHASES, MOST_STRIDE = 16, 4
+MAX_PHASES, MAX_STRIDE = 16, 4
 FORWARD, DATA_GRADIENT, HALO_FORWARD, HALO_DATA_GRADIENT, GROUPED_FORWARD, GROUPED_DATA_GRADIENT = range(6)
 CASES = {
     "phases along three axes": ConvolutionProblem.from_sizes(2, 8, 8, [5, 7, 6], [3, 3, 3], stride=[2], padding=[1]),
@@ -51,7 +51,7 @@ def test_every_product_comes_once(program: Path) -> None:
     arguments = []
     for problem in problems:
         arguments.append(argument(problem, FORWARD))
-        if problem.stride[0] * problem.stride[1] * problem.stride[2] <= MOST_PHASES:
+        if problem.stride[0] * problem.stride[1] * problem.stride[2] <= MAX_PHASES:
             arguments.append(argument(problem, DATA_GRADIENT))
     result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
     lines = result.stdout.split()
@@ -71,7 +71,7 @@ def test_every_product_of_a_halo_comes_once(program: Path) -> None:
         problem = random_problem(chance)
         pixels = max(int(problem.input_pixels), int(problem.output_pixels))
         flat = problem.input_size[0] == problem.filter_size[0] == problem.output_size[0] == 1
-        if flat and max(problem.stride) <= MOST_STRIDE and pixels * problem.taps <= 10000:
+        if flat and max(problem.stride) <= MAX_STRIDE and pixels * problem.taps <= 10000:
             problems.append(problem)
     arguments = [argument(problem, which) for problem in problems for which in (HALO_FORWARD, HALO_DATA_GRADIENT)]
     result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)

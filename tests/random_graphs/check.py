@@ -373,7 +373,7 @@ def check(
     limits = torch._dynamo.config.patch(
         recompile_limit=_COMPILATIONS, accumulated_recompile_limit=_COMPILATIONS, fail_on_recompile_limit_hit=True
     )
-    with limits, mock.patch.object(terms, "MOST_STEPS", terms.MOST_STEPS if fused else FEW_STEPS):
+    with limits, mock.patch.object(terms, "MAX_STEPS", terms.MAX_STEPS if fused else FEW_STEPS):
         return _check(programs, device, options)
 
 

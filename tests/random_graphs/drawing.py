@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.random_graphs.program import NAMES, Argument, Program, evaluated, names_in
 
 #: Elements of a value, at most.
-MOST = 6000
+MAX_ELEMENTS = 6000
 #: Values beyond this are not computed with: sums of what they give would be infinite.
 LARGEST = 300.0
 
@@ -101,7 +101,7 @@ class Drawing:
                 shape = torch.broadcast_shapes(x.shape, like.shape)
             except RuntimeError:
                 return False
-            return x.is_floating_point() and shape.numel() <= MOST
+            return x.is_floating_point() and shape.numel() <= MAX_ELEMENTS
 
         return self.pick(fits)
 
@@ -158,7 +158,7 @@ class Drawing:
 
 
 def _is_good(value: Tensor) -> bool:
-    if value.numel() > MOST or value.dim() > 6 or value.dtype.is_complex or value.layout is not torch.strided:
+    if value.numel() > MAX_ELEMENTS or value.dim() > 6 or value.dtype.is_complex or value.layout is not torch.strided:
         return False
     if not value.is_floating_point():
         return value.numel() == 0 or bool(value.abs().max() < 1 << 30) if value.dtype is not torch.bool else True

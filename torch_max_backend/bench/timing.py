@@ -26,7 +26,7 @@ _FASTEST_CLOCK = 2.2e9
 _ATTEMPTS = 4
 #: Input sets together take this many times the cache; the contenders run half the rotation apart.
 _CACHES = 4
-_MOST_SETS = 256
+_MAX_SETS = 256
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Times:
 def set_count(bytes_of_a_set: int, cache_bytes: int, memory_bytes: int) -> int:
     """How many input sets to rotate over: more than the cache holds, at most half of the memory, at least one."""
     wanted = -(-_CACHES * cache_bytes // max(bytes_of_a_set, 1))
-    return max(1, min(max(wanted, 2), _MOST_SETS, memory_bytes // (2 * max(bytes_of_a_set, 1))))
+    return max(1, min(max(wanted, 2), _MAX_SETS, memory_bytes // (2 * max(bytes_of_a_set, 1))))
 
 
 @beartype

@@ -18,7 +18,7 @@ from torch_max_backend.torch_compat import OpOverload
 aten = torch.ops.aten
 
 #: The longest sequence that is searched: a number is compared with all of it.
-MOST_BOUNDARIES = 2048
+MAX_BOUNDARIES = 2048
 
 
 def _shared(mask: Tensor) -> int:
@@ -72,7 +72,7 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) ->
 
 def _count_before(boundaries: Tensor, x: Tensor, out_int32: bool, right: bool) -> Any:
     """How many of the last dimension of ``boundaries`` come before each of ``x``; NaN comes behind all numbers."""
-    if not isinstance(boundaries.shape[-1], int) or boundaries.shape[-1] > MOST_BOUNDARIES:
+    if not isinstance(boundaries.shape[-1], int) or boundaries.shape[-1] > MAX_BOUNDARIES:
         return NotImplemented
     behind = boundaries > x if right else boundaries >= x
     return behind.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)

@@ -15,7 +15,7 @@ from torch_max_backend.fusion.program import many_signature, ways_of_many
 from torch_max_backend.fusion.terms import Terms, in_memory, is_view
 from torch_max_backend.typed_graph.operations import Constant, Operation, Value
 
-MOST_AT_ONCE = 1 << 24
+MAX_AT_ONCE = 1 << 24
 """Larger arguments are not all converted at the graph's start: their copies would live through it."""
 _LITTLE = 1 << 16
 """Elements of a tensor that may live longer than it has to."""
@@ -98,7 +98,7 @@ def _is_early(group: Group, results: Collection[Value]) -> bool:
     """Whether a group that reads arguments may run first."""
     if all(root in results or root.size <= _LITTLE for root in group.roots):
         return True
-    return len(group.terms.leaves) == 1 and group.terms.size <= MOST_AT_ONCE
+    return len(group.terms.leaves) == 1 and group.terms.size <= MAX_AT_ONCE
 
 
 def _is_late(group: Group, results: Collection[Value]) -> bool:

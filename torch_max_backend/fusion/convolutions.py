@@ -14,7 +14,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.program import (
-    MOST_INPUTS,
+    MAX_INPUTS,
     LoopNest,
     Program,
     generate_epilogue,
@@ -31,7 +31,7 @@ _PASSES = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
 """By op, the pass as kernels/convolution/passes.mojo names it."""
 _NARROW = 64
 """Channels of a result that the kernel for narrow ones computes: an entry's parameter, as what follows."""
-_FEW_PHASES, _MOST_PHASES = 8, 16
+_FEW_PHASES, _MAX_PHASES = 8, 16
 """Phases of a data gradient that a kernel has room for."""
 _FEW_PIXELS = 1024
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
@@ -93,7 +93,7 @@ class FusedConvolution:
     def with_sums(self, sums: Call) -> FusedConvolution | None:
         """The same with a reduction; None where that makes too many operands."""
         found = replace(self, sums=sums, program=summing(self.program, sums.kernel, sums.function.symbol))
-        return found if len(found.inputs) <= MOST_INPUTS else None
+        return found if len(found.inputs) <= MAX_INPUTS else None
 
 
 def absorbed(
@@ -119,7 +119,7 @@ def absorbed(
         return None
     leaf = max(found, key=_position)
     assert leaf.value.maker is not None
-    if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MOST_INPUTS:
+    if len(group.terms.leaves) + len(leaf.value.maker.operands) - 2 > MAX_INPUTS:
         return None
     return _together(leaf, group, loops, device)
 
@@ -158,7 +158,7 @@ def is_suitable(value: Value) -> bool:
     result, source, weight = (list(shape) for shape in shapes if shape is not None)
     flat = all(shape[1] == 1 for shape in (result, source, weight))
     rows = result[4] % 8 == source[4] % 8 == 0
-    return flat and geometry.groups == 1 and rows and geometry.phases <= _MOST_PHASES
+    return flat and geometry.groups == 1 and rows and geometry.phases <= _MAX_PHASES
 
 
 def _suits_cpu(value: Value) -> bool:
@@ -235,7 +235,7 @@ def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
     """Which kernel makes the convolution's result ``value``, and which function does without."""
     assert value.shape is not None
     phases = 1 if call.kernel == "conv_fprop" else geometry.phases
-    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MOST_PHASES
+    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MAX_PHASES
     narrow = _NARROW if value.shape[4] <= _NARROW else 0
     return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
 

@@ -18,7 +18,7 @@ from torch_max_backend.fusion.batches import Group, batches
 from torch_max_backend.fusion.convolutions import is_suitable, takes_part
 from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
-from torch_max_backend.fusion.program import MOST_INPUTS, loop_nest_of
+from torch_max_backend.fusion.program import MAX_INPUTS, loop_nest_of
 from torch_max_backend.fusion.terms import (
     CutAt,
     Leaf,
@@ -31,13 +31,13 @@ from torch_max_backend.fusion.terms import (
 )
 from torch_max_backend.typed_graph.operations import Operation, Reduction, Value
 
-MOST_RESULTS = 3
+MAX_RESULTS = 3
 _COSTS = {
     **dict.fromkeys(("exp", "log", "log1p", "tanh", "erf", "sin", "cos"), 16),
     **dict.fromkeys(("div", "sqrt", "rsqrt"), 4),
 }
 """Of an operation on numbers, beside an addition."""
-_MOST_COST = 16
+_MAX_COST = 16
 """Of a number that every vector computes again."""
 
 
@@ -118,7 +118,7 @@ def _roots(
         root = waiting.pop()
         try:
             found = Terms([root], roots, fusible)
-            cut = found.best_cut(MOST_INPUTS) if len(found.leaves) > MOST_INPUTS else _costly_number(found)
+            cut = found.best_cut(MAX_INPUTS) if len(found.leaves) > MAX_INPUTS else _costly_number(found)
             if cut is None and loop_nest_of(found) is None:
                 cut = _operand_to_store(root, roots, fusible)
             if cut is None:
@@ -146,7 +146,7 @@ def _costly_number(terms: Terms) -> Value | None:
         if operands and step.value.size == 1:
             wide = 2 if step.value.dtype == DType.float64 else 1
             cost += wide * _COSTS.get(step.name, 1)
-            if cost >= _MOST_COST and step.value not in terms.roots:
+            if cost >= _MAX_COST and step.value not in terms.roots:
                 found = step.value
         costs.append(cost if step.value.size == 1 else 0)
     return found
@@ -154,7 +154,7 @@ def _costly_number(terms: Terms) -> Value | None:
 
 def _fits(terms: Terms) -> bool:
     """Whether one program can compute it."""
-    return len(terms.leaves) <= MOST_INPUTS and len(terms.roots) <= MOST_RESULTS and loop_nest_of(terms) is not None
+    return len(terms.leaves) <= MAX_INPUTS and len(terms.roots) <= MAX_RESULTS and loop_nest_of(terms) is not None
 
 
 def _operand_to_store(root: Value, roots: Collection[Value], fusible: Collection[Operation]) -> Value | None:
@@ -218,7 +218,7 @@ class _Joiner:
 
     def _union(self, first: Group, second: Group) -> Group | None:
         roots = (*first.roots, *second.roots)
-        if len(roots) > MOST_RESULTS or first.terms.extents != second.terms.extents:
+        if len(roots) > MAX_RESULTS or first.terms.extents != second.terms.extents:
             return None
         if first.terms.extents is not None and first.roots[0].dtype != second.roots[0].dtype:
             return None

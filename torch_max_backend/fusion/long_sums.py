@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from torch_max_backend.fusion.terms import Leaf, Terms
 from torch_max_backend.typed_graph.operations import Call, Operation, Value
 
-LEAST = 2**24
+MIN_BYTES = 2**24
 """Bytes of each operand: those of smaller ones do not count for a peak."""
 OPERANDS = 3
 """That wait for a partial sum."""
@@ -91,4 +91,4 @@ def _waits(value: Value) -> bool:
 
 
 def _is_large(value: Value) -> bool:
-    return value.bytes >= LEAST and value.maker is not None and len(value.readers) == 1
+    return value.bytes >= MIN_BYTES and value.maker is not None and len(value.readers) == 1

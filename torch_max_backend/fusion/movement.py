@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 from torch_max_backend.fusion.program import LoopNest
-from torch_max_backend.fusion.terms import MOST_ELEMENTS, MOST_GUARDS, Leaf, Terms
+from torch_max_backend.fusion.terms import MAX_ELEMENTS, MAX_GUARDS, Leaf, Terms
 from torch_max_backend.typed_graph.operations import Concat, Operation, Value
 
-_LEAST_TRANSPOSED = 1 << 16
+_MIN_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
-_LEAST_LONGER = 64
+_MIN_LONGER = 64
 """Of a tile's two extents, the longer one: with less both of a tile's sides would be mostly empty."""
-_MOST_DIGITS = 6
+_MAX_DIGITS = 6
 """As in kernels/movement/transpose.mojo."""
 
 
@@ -34,15 +34,15 @@ class Concatenation:
 
 def transposition(terms: Terms, loops: LoopNest | None) -> list[int] | None:
     """The sizes of a permuted copy, where ``terms`` are one that goes through tiles."""
-    if loops is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _LEAST_TRANSPOSED:
+    if loops is None or len(terms.roots) > 1 or terms.extents is not None or terms.size < _MIN_TRANSPOSED:
         return None
     if len(terms.steps) != 1 or not isinstance(terms.steps[0], Leaf):
         return None
     (strides,), extents = loops.strides, loops.extents
     guarded = terms.guards or terms.leaves[0].map.constant
-    if guarded or not 2 <= len(extents) <= _MOST_DIGITS or strides[-1] == 1 or 1 not in strides:
+    if guarded or not 2 <= len(extents) <= _MAX_DIGITS or strides[-1] == 1 or 1 not in strides:
         return None
-    if max(extents[-1], extents[strides.index(1)]) < _LEAST_LONGER:
+    if max(extents[-1], extents[strides.index(1)]) < _MIN_LONGER:
         return None
     return [*extents, *strides]
 
@@ -53,7 +53,7 @@ def concatenation(operation: Operation) -> Concatenation | None:
         return None
     (result,) = operation.results
     parts = [operand for operand in operation.operands if operand.size]
-    if len(parts) <= MOST_GUARDS or result.shape is None or result.size > MOST_ELEMENTS:
+    if len(parts) <= MAX_GUARDS or result.shape is None or result.size > MAX_ELEMENTS:
         return None
     outer = math.prod(result.shape[: operation.axis])
     return Concatenation(result, parts, [outer, *(part.size // outer for part in parts)])

@@ -11,7 +11,7 @@ from max.dtype import DType
 
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
-from torch_max_backend.fusion.terms import MOST_GUARDS, REDUCTIONS, Leaf, Step, Terms
+from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
@@ -26,7 +26,7 @@ from torch_max_backend.typed_graph.scalars import (
 )
 
 POINTWISE = Family("pointwise", first=1.2)
-MOST_DIGITS = 8
+MAX_DIGITS = 8
 _BYTES_READ = 128
 """That a GPU's thread reads before it computes."""
 _EPILOGUE_VECTOR = 8
@@ -40,9 +40,9 @@ _LONGEST_NAME = 60
 """Letters of the ops in a generated function's name."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
-MOST_INPUTS = 12
+MAX_INPUTS = 12
 """Of a program that is no concatenation."""
-_MOST_NUMBERS_OF_MANY = 4
+_MAX_NUMBERS_OF_MANY = 4
 """Of an expression over many tensors that are arguments: a number that is made of sizes would be in another program for
 each set of them."""
 
@@ -240,12 +240,12 @@ def _words(ops: str) -> list[str]:
 
 def loop_nest_of(terms: Terms) -> LoopNest | None:
     """How the leaves are read; None where no few digits describe it."""
-    if len(terms.guards) > MOST_GUARDS:
+    if len(terms.guards) > MAX_GUARDS:
         return None
     leaves = [leaf.map for leaf in terms.leaves]
     maps = [each.plain for each in leaves if each != terms.identity] + [guard.place for guard in terms.guards]
     found = refined(maps or [terms.identity])
-    if found is None or len(found[0]) > MOST_DIGITS:
+    if found is None or len(found[0]) > MAX_DIGITS:
         return None
     extents, strides = found
     if not extents:
@@ -369,7 +369,7 @@ def numbers_of_many(terms: Terms) -> list[tuple[DType, int]]:
     """What a program over many tensors gets for each of them as arguments of its own: a few numbers, or none, since
     more would take the room of tensors in a launch."""
     numbers = _numbers(terms)
-    return numbers if len(numbers) <= _MOST_NUMBERS_OF_MANY else []
+    return numbers if len(numbers) <= _MAX_NUMBERS_OF_MANY else []
 
 
 def many_signature(terms: Terms, ways: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ TARGETS = frozenset({"gpu"})
 """Where chains are made: a core's cache keeps what a launch has left there until the next one on a CPU."""
 SHORTEST, LONGEST = 32, 8192
 """Elements of a row."""
-_MOST_PROGRAMS = 6
+_MAX_PROGRAMS = 6
 _FEW_ROWS, _LARGE = 256, 1 << 20
 """So few rows of so many elements in all are shared by several blocks each, which a program by itself does."""
 
@@ -121,7 +121,7 @@ class Rows:
         """Whether the next group may be this one: over the same rows, and of what earlier ones write it reads its own
         row alone."""
         terms, extents = group.terms, group.terms.extents
-        if len(self.groups) == _MOST_PROGRAMS or not _is_generated(group):
+        if len(self.groups) == _MAX_PROGRAMS or not _is_generated(group):
             return False
         if extents is not None and (extents.outer, extents.reduced, extents.inner) != (self.outer, self.extent, 1):
             return False

@@ -32,11 +32,11 @@ MOVES = (Broadcast, Transpose, Slice, Pad, Concat)
 """Operations whose results are read elsewhere, not computed."""
 PAD, CONCAT = "pad", "concat"
 """Names of steps that choose between operands, and a number."""
-MOST_ELEMENTS = 2**31 - 1
+MAX_ELEMENTS = 2**31 - 1
 """Offsets are 32 bits wide."""
-MOST_STEPS, MOST_DEPTH = 320, 96
+MAX_STEPS, MAX_DEPTH = 320, 96
 """Expressions of more operations, or of more upon each other, are cut."""
-MOST_GUARDS = 8
+MAX_GUARDS = 8
 """And those that would ask more often whether a place is inside a padded or concatenated value."""
 
 
@@ -95,9 +95,9 @@ def is_fusible(operation: Operation) -> bool:
     (result,) = operation.results
     if any(value.shape is None for value in (result, *operation.operands)):
         return False
-    if not 0 < max(value.size for value in (result, *operation.operands)) <= MOST_ELEMENTS or not result.size:
+    if not 0 < max(value.size for value in (result, *operation.operands)) <= MAX_ELEMENTS or not result.size:
         return False
-    if isinstance(operation, Concat) and sum(operand.size > 0 for operand in operation.operands) > MOST_GUARDS:
+    if isinstance(operation, Concat) and sum(operand.size > 0 for operand in operation.operands) > MAX_GUARDS:
         return False
     if isinstance(operation, Pad) and not operation.operands[0].size:
         return False
@@ -113,7 +113,7 @@ def is_reduction(operation: Operation | None) -> bool:
     if not isinstance(operation, Reduction):
         return False
     (result,), (operand,) = operation.results, operation.operands
-    return operand.shape is not None and 0 < operand.size <= MOST_ELEMENTS and result.dtype in NUMBERS
+    return operand.shape is not None and 0 < operand.size <= MAX_ELEMENTS and result.dtype in NUMBERS
 
 
 def extents_of(value: Value) -> Extents | None:
@@ -192,7 +192,7 @@ class Terms:
     def _add(self, key: tuple[Value, IndexMap], step: Step | Leaf) -> int:
         if key not in self._numbers:
             inside = isinstance(step, Step) and step.operands and key[0] not in self.roots
-            if inside and len(self.steps) >= MOST_STEPS:
+            if inside and len(self.steps) >= MAX_STEPS:
                 raise CutAt(self._longest() or key[0])
             self._numbers[key] = len(self.steps)
             self.steps.append(step)
@@ -203,7 +203,7 @@ class Terms:
     def _ask(self, value: Value, places: Sequence[IndexMap]) -> None:
         """Notes what ``value`` asks for where it reads its operands at ``places``."""
         new = {guard: None for place in places for guard in place.guards if guard not in self.guards}
-        if len(self.guards) + len(new) > MOST_GUARDS and value not in self.roots:
+        if len(self.guards) + len(new) > MAX_GUARDS and value not in self.roots:
             raise CutAt(value)
         self.guards += new
 
@@ -228,7 +228,7 @@ class Terms:
         """The step that computes ``value`` at ``at``'s offsets."""
         if (value, at) in self._numbers:
             return self._numbers[value, at]
-        if self._depth >= MOST_DEPTH and value not in self.roots:
+        if self._depth >= MAX_DEPTH and value not in self.roots:
             raise CutAt(value)
         self._depth += 1
         number = self._computed(value, at)
@@ -294,7 +294,7 @@ class Terms:
     def _longest(self) -> Value | None:
         """The value of most steps among those that are as large as the result."""
         below: list[frozenset[int]] = []
-        best, count = None, MOST_STEPS // 4
+        best, count = None, MAX_STEPS // 4
         for number, step in enumerate(self.steps):
             operands = () if isinstance(step, Leaf) else step.operands
             below.append(frozenset({number}).union(*(below[operand] for operand in operands)))

@@ -17,7 +17,7 @@ from torch_max_backend.ir import ops
 from torch_max_backend.torch_compat import FakeTensor, OpOverload, disable_current_modes, schema_of, tree_leaves
 
 #: 32 million coordinates of bfloat16; the launch list holds them, and each process that runs it, once.
-_MOST_FOREIGN_BYTES = 1 << 26
+_MAX_FOREIGN_BYTES = 1 << 26
 
 
 def attribute_of(node: Node) -> Any:
@@ -51,9 +51,9 @@ def _is_moderate(tensor: torch.Tensor, node: Node) -> bool:
     In a GPU's graph one that the CPU computes, or its copy on the GPU, may have many more bytes: computed outside the
     graph it would be moved in every call.
     """
-    if 0 < tensor.numel() <= ops.MOST_ELEMENTS:
+    if 0 < tensor.numel() <= ops.MAX_ELEMENTS:
         return True
-    if not 0 < tensor.numel() * tensor.dtype.itemsize <= _MOST_FOREIGN_BYTES:
+    if not 0 < tensor.numel() * tensor.dtype.itemsize <= _MAX_FOREIGN_BYTES:
         return False
     gm = node.graph.owning_module
     read = [source.meta["val"] for source in node.all_input_nodes if source.meta["val"].dim()]

@@ -22,7 +22,7 @@ from torch_max_backend.torch_compat import FakeTensorMode, disable_current_modes
 
 log = logging.getLogger("torch_max_backend")
 
-MOST = 64
+MAX_GRAPHS = 64
 """Sets of sizes whose graphs are kept; the oldest goes first."""
 
 
@@ -90,11 +90,12 @@ class SizedGraph:
 
     def _add(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> CompiledGraph:
         self._met += 1
-        if self._met == MOST + 1:
+        if self._met == MAX_GRAPHS + 1:
             log.warning(
-                "a graph has met %d sets of sizes, and is made anew for each: pad its arguments to fewer sizes", MOST
+                "a graph has met %d sets of sizes, and is made anew for each: pad its arguments to fewer sizes",
+                MAX_GRAPHS,
             )
-        while len(self._graphs) >= MOST:
+        while len(self._graphs) >= MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         graph = self._graphs[sizes] = self._make(at(self._gm, args))
         return graph

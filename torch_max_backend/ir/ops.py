@@ -21,7 +21,7 @@ from torch_max_backend.max_compat import add_op, kgen, mo, owner_of, rmo
 
 _HALVES = {DType.bfloat16: torch.bfloat16, DType.float16: torch.float16}
 #: Larger constants are left to MAX, which keeps most of them as a formula.
-MOST_ELEMENTS = 1 << 16
+MAX_ELEMENTS = 1 << 16
 
 
 def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = None) -> TensorValue:
@@ -36,7 +36,7 @@ def constant(value: Any, dtype: DType | None = None, device: DeviceRef | None = 
         known = np.asarray(value).astype(dtype.to_numpy() if dtype is not None else None)
         # A 0-d array would become a constant of shape [1].
         result = _max.constant(known if known.ndim else known.item(), dtype, device=device)
-    if known.size <= MOST_ELEMENTS:
+    if known.size <= MAX_ELEMENTS:
         notes().known[key_of(result)] = known
     return result
 
@@ -94,7 +94,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
     value = _known(x)
     if value is not None and all(isinstance(dim, StaticDim) for dim in result.shape):
         extents = [int(dim) for dim in result.shape]
-        if math.prod(extents) <= MOST_ELEMENTS:
+        if math.prod(extents) <= MAX_ELEMENTS:
             _derive(result, np.broadcast_to(value, extents))
     return result
 

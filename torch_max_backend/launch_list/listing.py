@@ -34,7 +34,7 @@ from torch_max_backend.typed_graph.operations import (
     Word,
 )
 
-LEAST_REUSED = 2**16
+MIN_REUSED = 2**16
 """The fewest bytes of an argument whose memory is used again: each call has to check who else may see it."""
 
 
@@ -235,7 +235,7 @@ class _Lister:
         spare = [
             number for number in sorted(reusable)
             if self._arguments[number] not in homes and number not in self._moved and number not in updates.values()
-            and (number in packed or self._arguments[number].bytes >= LEAST_REUSED)
+            and (number in packed or self._arguments[number].bytes >= MIN_REUSED)
         ]  # fmt: skip
         self._reorder(taken, {homes[result] for result in updates})
         uses = self._uses(self._arguments)

@@ -155,7 +155,7 @@ def max_pool_fprop_offsets(x: TensorValue, problem: PoolingProblem) -> tuple[Ten
 
 #: Up to so many rows under a window a GPU's threads keep their own sums; past them, and from so many windows over one
 #: position on, adding atomically is faster than comparing them all.
-_MOST_ROWS = 104
+_MAX_ROWS = 104
 _ATOMIC_FROM = 48
 
 
@@ -175,7 +175,7 @@ def max_pool_dgrad(
     """
     _check_tensor("dy", dy, problem.output)
     several_channels = dy.shape[4] != 1
-    tall = problem.dilation[1] * (problem.window[1] - 1) + 1 > _MOST_ROWS and problem.windows_above >= _ATOMIC_FROM
+    tall = problem.dilation[1] * (problem.window[1] - 1) + 1 > _MAX_ROWS and problem.windows_above >= _ATOMIC_FROM
     if not deterministic and dy.device.is_gpu() and several_channels and tall:
         return max_pool_dgrad_scatter(dy, indices, problem, extents)
     check_float("dy", dy)

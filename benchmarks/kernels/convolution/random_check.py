@@ -31,8 +31,8 @@ from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHANNELS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 96, 128, 136, 160, 192, 232, 256)
-MOST_ELEMENTS = 1 << 20
-MOST_FLOPS = 1 << 28
+MAX_ELEMENTS = 1 << 20
+MAX_FLOPS = 1 << 28
 
 
 def random_problem(chance: random.Random) -> ConvolutionProblem:
@@ -78,7 +78,7 @@ def random_problem(chance: random.Random) -> ConvolutionProblem:
             continue
         sizes = problem.elements().values()
         # A transposed convolution's output may be empty: PyTorch refuses that.
-        if min(sizes) > 0 and max(sizes) <= MOST_ELEMENTS and problem.flops <= MOST_FLOPS:
+        if min(sizes) > 0 and max(sizes) <= MAX_ELEMENTS and problem.flops <= MAX_FLOPS:
             return problem
 
 

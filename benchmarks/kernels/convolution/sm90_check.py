@@ -52,7 +52,7 @@ Tuning = tuple[int, int, int, int, int]
 AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
 SHARES = ((1, 2), (2, 1), (2, 2))
 WORKSPACE_LIMIT = 2**30
-FEW_CHANNELS, LEAST_DEPTH = 4, 12
+FEW_CHANNELS, MIN_DEPTH = 4, 12
 """As kernels/convolution/sm90/dispatch.mojo has them."""
 
 
@@ -103,8 +103,8 @@ class Problem:
         c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)
         if passing == "fprop":
             folded = c != self.c and self.dilation == 1 and self.s * c <= 32
-            return (self.s * c if folded else c) >= LEAST_DEPTH
-        return passing == "dgrad" and self.c > FEW_CHANNELS and k >= LEAST_DEPTH
+            return (self.s * c if folded else c) >= MIN_DEPTH
+        return passing == "dgrad" and self.c > FEW_CHANNELS and k >= MIN_DEPTH
 
     def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
         """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""

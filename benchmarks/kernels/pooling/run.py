@@ -44,11 +44,11 @@ from torch_max_backend.runtime.engine.execution import execute
 
 PASSES = {"max": ("fprop", "dgrad", "dgrad_offsets"), "avg": ("fprop", "dgrad")}
 ROW_SECONDS = 20e-3
-MOST_IN_A_ROW = 128
-MOST_COPIED = 16
+MAX_IN_A_ROW = 128
+MAX_COPIED = 16
 QUEUED = 8
 #: Between rounds so many bytes at most stay taken, so that the next round's tensors come to lie elsewhere.
-MOST_HELD = 2**24
+MAX_HELD = 2**24
 DTYPES = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
 aten = torch.ops.aten
 
@@ -236,7 +236,7 @@ def calls_in_a_row(call: Callable[[], Any]) -> int:
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
-    return max(1, min(MOST_IN_A_ROW, round(ROW_SECONDS / min(seconds))))
+    return max(1, min(MAX_IN_A_ROW, round(ROW_SECONDS / min(seconds))))
 
 
 def in_rows(calls: list[Callable[[], Any]], row: int) -> list[Callable[[], Any]]:
@@ -329,7 +329,7 @@ def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
         contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}
         row, queued = 1, None
         if device.type == "cuda":
-            contenders["copy"] = copies(moved, min(count, MOST_COPIED), device)
+            contenders["copy"] = copies(moved, min(count, MAX_COPIED), device)
             behind = {name: one_behind_another(calls) for name, calls in contenders.items()}
             each = interleaved(behind, setting.runs, device, QUEUED)
             queued = Queued(*(each[name].median * 1e3 / QUEUED for name in ("ours", "aten", "copy")))
@@ -365,7 +365,7 @@ def measure_rounds(case: Case, layout: str, dtype: str, setting: Setting, rounds
     measured, held = [], []
     for _ in range(rounds):
         if measured:
-            size = int(torch.randint(MOST_HELD, (), generator=setting.generator, device=setting.device))
+            size = int(torch.randint(MAX_HELD, (), generator=setting.generator, device=setting.device))
             held.append(torch.empty(size, dtype=torch.uint8, device=setting.device))
         measured.append(measure(case, layout, dtype, setting))
     rows = []

@@ -32,7 +32,7 @@ from torch_max_backend.torch_compat import tensor_of_capsule
 
 @pytest.fixture(autouse=True)
 def small_values_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LEAST_REUSED", 1)
+    monkeypatch.setattr(listing, "MIN_REUSED", 1)
 
 
 class OneQueue:

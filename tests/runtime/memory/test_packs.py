@@ -322,7 +322,7 @@ def test_symbolic_sizes_are_not_packed(options: dict[str, str]) -> None:
 def test_small_packs_and_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several packs, a value in none of them, and the numbers that come of it."""
     torch._dynamo.reset()
-    monkeypatch.setattr(packs, "LEAST_LIMIT", 1024)
+    monkeypatch.setattr(packs, "MIN_LIMIT", 1024)
     monkeypatch.setattr(packs, "_LARGEST", 0)
 
     def function(x: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:

@@ -174,7 +174,7 @@ class Returned(torch.autograd.Function):
 def test_a_saved_value_that_is_returned_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     # Of packs, whose values are then views, nothing at all would be written over.
-    monkeypatch.setattr(packs, "LEAST_LIMIT", 0)
+    monkeypatch.setattr(packs, "MIN_LIMIT", 0)
     monkeypatch.setattr(packs, "_LARGEST", 0)
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -202,9 +202,9 @@ def test_neighbours_in_a_pack_serve_for_what_is_larger(monkeypatch: pytest.Monke
     model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Tanh(), *wide, nn.Conv2d(32, 8, 1), *narrow)
     x = torch.randn(2, 3, 64, 64)
     found = []
-    for limit in (packs.LEAST_LIMIT, 0):
+    for limit in (packs.MIN_LIMIT, 0):
         torch._dynamo.reset()
-        monkeypatch.setattr(packs, "LEAST_LIMIT", limit)
+        monkeypatch.setattr(packs, "MIN_LIMIT", limit)
         if not limit:
             monkeypatch.setattr(packs, "_LARGEST", 0)
         model.zero_grad(set_to_none=True)

@@ -27,9 +27,9 @@ aten = torch.ops.aten
 
 _LONGEST_CHAIN = 4
 """Values computed again of which each needs the one before it."""
-_MOST_NODES = 64
+_MAX_NODES = 64
 """Of what computes a value again."""
-_LEAST = 2**-10
+_MIN_SHARE = 2**-10
 """Of all that is kept: what is smaller stays."""
 _BYTES_PER_SECOND, _FLOPS_PER_SECOND = 3.3e12, 4e14
 """Of an H100. Elsewhere the ratio of the two decides, which is similar."""
@@ -127,7 +127,7 @@ def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Recomputation]
     Views cost nothing, and are not kept beside what they are views of in any case: they would be copies.
     """
     total = sum(sizes.values())
-    ways = {node: _again(node, sizes) for node, size in sizes.items() if size > total * _LEAST}
+    ways = {node: _again(node, sizes) for node, size in sizes.items() if size > total * _MIN_SHARE}
     known = {node: way for node, way in ways.items() if way is not None}
     chosen = {node: way for node, way in known.items() if not way.seconds}
     total -= sum(sizes[node] for node in chosen)
@@ -164,7 +164,7 @@ def _again(value: Node, kept: dict[Node, int]) -> _Recomputation | None:
                 return None
             sources[node] = None
         elif node not in nodes:
-            if not _can_run_again(node) or len(nodes) >= _MOST_NODES:
+            if not _can_run_again(node) or len(nodes) >= _MAX_NODES:
                 return None
             nodes.add(node)
             waiting += node.all_input_nodes

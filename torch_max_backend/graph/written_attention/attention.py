@@ -49,7 +49,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _LONGEST = 128
 
 #: Heads and batches that a GPU's kernels take.
-_MOST_BLOCKS = (1 << 16) - 1
+_MAX_BLOCKS = (1 << 16) - 1
 
 
 def fuse_attention(gm: GraphModule) -> GraphModule:
@@ -421,7 +421,7 @@ class _Match:
         _require(max(sizes) <= _LONGEST)
         if device.type == "cpu":
             return
-        _require(not any(isinstance(size, int) and size > _MOST_BLOCKS for size in self.batch))
+        _require(not any(isinstance(size, int) and size > _MAX_BLOCKS for size in self.batch))
         if dtype == torch.float32:
             # The kernels multiply exactly; products that may round to TF32 run on tensor cores.
             _require(torch.get_float32_matmul_precision() == "highest")

@@ -31,7 +31,7 @@ KINDS = {
 }
 _MANIFEST = "manifest.json"
 _FORMAT = 1
-_MOST_MANIFEST_BYTES = 1 << 26
+_MAX_MANIFEST_BYTES = 1 << 26
 _NAME = re.compile(r"(?P<kind>[a-z]+)/(?P<entry>[0-9a-f]{32})/(?P<file>[A-Za-z0-9_.]+)")
 
 
@@ -210,7 +210,7 @@ def _copy(source: Path, target: Path) -> None:
 def _unpack(archive: tarfile.TarFile, scratch: Path) -> set[str]:
     """Writes what the manifest lists below ``scratch``, compared with the manifest; the names."""
     first = archive.next()
-    if first is None or first.name != _MANIFEST or not first.isreg() or first.size > _MOST_MANIFEST_BYTES:
+    if first is None or first.name != _MANIFEST or not first.isreg() or first.size > _MAX_MANIFEST_BYTES:
         raise ArchiveError(f"it does not begin with {_MANIFEST}")
     try:
         manifest = json.loads(_content(archive, first).read())

@@ -21,7 +21,7 @@ from torch_max_backend.launch_list import Kind, Launch, LaunchList, Place
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.runtime.tensors.interface import BuiltGraph, InputSpec, OutputSpec
 
-LEAST_LIMIT = 2**24
+MIN_LIMIT = 2**24
 """Bytes that a pack may have in any case."""
 _LARGEST = 4
 """Of the largest value a pack has room for so many. When the backward graph needs several values no more, their memory
@@ -163,7 +163,7 @@ def _dealt(built: BuiltGraph, kept: range, packable: Sequence[int]) -> Packing:
     """Values assigned to packs, at least two to each. The last ones, which a backward graph reads first, come first:
     what it writes over then begins at a pack's beginning."""
     packs: list[list[tuple[int, int]]] = []
-    limit = max(LEAST_LIMIT, _LARGEST * max((built.outputs[number].bytes for number in packable), default=0))
+    limit = max(MIN_LIMIT, _LARGEST * max((built.outputs[number].bytes for number in packable), default=0))
     size = limit
     for number in sorted(packable, reverse=True):
         room = rounded_up(built.outputs[number].bytes, TORCH_ALIGNMENT)
