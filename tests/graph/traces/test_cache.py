@@ -249,7 +249,7 @@ _SCRIPT = """
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
-from tests.graph.test_cache import Net, _step
+from tests.graph.traces.test_cache import Net, _step
 print([each.double().sum().item() for each in _step(lambda: Net(0.4))])
 print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_saved"])
 """
