@@ -6,7 +6,9 @@ in other models, and so a wheel carries them (``torch_max_backend.wheel``).
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -249,6 +251,13 @@ def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
     return nn.Sequential(*block(3, width, 2), nn.MaxPool2d(3, 2, 1), *stages, *head(2 * outer, classes))
 
 
+class RectifiedSum(nn.ModuleList):
+    """ReLU of the sum of what its modules make of one tensor each."""
+
+    def forward(self, x: list[Tensor]) -> Tensor:
+        return F.relu(functools.reduce(operator.add, (path(each) for path, each in zip(self, x, strict=True))))
+
+
 class ExchangeUnit(nn.Module):
     """Sun 2019: branches of 1, 2, 4 ... times as many channels and 1, 1/2, 1/4 ... of the side. Behind a residual block
     on each branch, every result is a sum over all branches."""
@@ -259,8 +268,8 @@ class ExchangeUnit(nn.Module):
         self.branches = nn.ModuleList(
             Residual(nn.Sequential(*block(n, n), *block(n, n, 1, nn.Identity())), None, nn.ReLU()) for n in widths
         )
-        self.paths = nn.ModuleList(
-            nn.ModuleList(self._path(widths, source, to) for source in range(branches)) for to in range(branches)
+        self.sums = nn.ModuleList(
+            RectifiedSum(self._path(widths, source, to) for source in range(branches)) for to in range(branches)
         )
 
     @staticmethod
@@ -276,13 +285,7 @@ class ExchangeUnit(nn.Module):
 
     def forward(self, x: list[Tensor]) -> list[Tensor]:
         x = [branch(each) for branch, each in zip(self.branches, x, strict=True)]
-        sums = []
-        for paths in self.paths:
-            total = paths[0](x[0])  # type: ignore[index]
-            for path, each in zip(paths[1:], x[1:], strict=True):  # type: ignore[index]
-                total = total + path(each)
-            sums.append(F.relu(total))
-        return sums
+        return [total(x) for total in self.sums]
 
 
 class ParallelNetwork(nn.Module):

@@ -5,6 +5,7 @@ from std.sys import size_of
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
+from ...common.gpu import VECTOR_BYTES, store_vector, vector_alignment
 from ...common.pointer import Ptr
 from ..problem import Axis, InterpolationProblem
 
@@ -59,8 +60,8 @@ def fits_32_bits[Acc: DType](p: InterpolationProblem[Acc]) -> Bool:
 
 
 def vector[dtype: DType]() -> Int:
-    """Elements of 16 bytes."""
-    return 16 // size_of[dtype]()
+    """Elements that a thread loads by one instruction."""
+    return VECTOR_BYTES // size_of[dtype]()
 
 
 @always_inline
@@ -68,8 +69,9 @@ def load[
     dtype: DType, //, V: Int
 ](data: Ptr[dtype], at: Int32) -> SIMD[dtype, V]:
     """V elements that begin with a whole vector of them."""
-    comptime bytes = min(V * size_of[dtype](), 16)
-    return data.unsafe_load[width=V, alignment=bytes](Int(at))
+    return data.unsafe_load[width=V, alignment=vector_alignment[dtype, V]](
+        Int(at)
+    )
 
 
 @always_inline
@@ -77,5 +79,4 @@ def store[
     dtype: DType, V: Int, //
 ](data: Ptr[dtype], at: Int32, value: SIMD[dtype, V]):
     """V elements that begin with a whole vector of them."""
-    comptime bytes = min(V * size_of[dtype](), 16)
-    data.unsafe_store[alignment=bytes](Int(at), value)
+    store_vector(data, Int(at), value)
