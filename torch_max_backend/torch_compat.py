@@ -1,7 +1,8 @@
 """Every private name of PyTorch that this package needs.
 
 Seen in PyTorch 2.11 to 2.15. Each has a comment that says what it is for, and which public name could replace it. If a
-release moves a name, only this file changes; ``tests/test_compat.py`` checks that no other file uses private names.
+release moves a name, only this file changes; ``tests/repository/test_compat.py`` checks that no other file uses private
+names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All samples of PyTorch's operator database on a GPU, beside eager and float64: as tests/test_operator_numbers.py."""
+"""All samples of PyTorch's operator database on a GPU, beside eager and float64 (tests/operators/test_numerics.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import operator_numbers
-from tests.operator_database import entries
-from tests.operator_numbers import Posed
+from tests.operators import numerics
+from tests.operators.database import entries
+from tests.operators.numerics import Posed
 from torch_max_backend import lowering
 from torch_max_backend.graph.unit import CompilationUnit
 
@@ -27,12 +27,12 @@ def test_numbers(start: int) -> None:
     lowering.load_all()
     # TF32 would hide what a float32 kernel loses.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    graphs = operator_numbers.together(operator_numbers.every(NAMES[start : start + LOT], "cuda"))
-    numbers = operator_numbers.Numbers()
-    operator_numbers.measure(graphs, numbers)
+    graphs = numerics.together(numerics.every(NAMES[start : start + LOT], "cuda"))
+    numbers = numerics.Numbers()
+    numerics.measure(graphs, numbers)
     print(f"{numbers.agree} agree, {len(numbers.differ)} differ, {numbers.refused} are not lowered whole")
     assert numbers.agree
-    differ = {posed: why for posed, why in numbers.differ.items() if operator_numbers.exception(posed) is None}
+    differ = {posed: why for posed, why in numbers.differ.items() if numerics.exception(posed) is None}
     assert not differ, _lines(differ)
     refused = {
         posed: graph.why for posed, graph in graphs.items()
@@ -44,7 +44,7 @@ def test_numbers(start: int) -> None:
 def _runs_on_a_cpu(posed: Posed) -> bool:
     """Whether the sample is lowered whole there."""
     there = replace(posed, device="cpu")
-    graph = operator_numbers.pose(entries()[posed.entry], there, operator_numbers.SAMPLES, CompilationUnit("on a CPU"))
+    graph = numerics.pose(entries()[posed.entry], there, numerics.SAMPLES, CompilationUnit("on a CPU"))
     return graph is not None and graph.compiled is not None
 
 

@@ -13,7 +13,7 @@ from torch.fx import Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.kernels.test_convolution import BF16, F16, F32, F64, OPS, ConvolutionCase, Convolutions
-from tests.operator_database import SampleInput, op_db
+from tests.operators.database import SampleInput, op_db
 from torch_max_backend.mojo_ops.convolution import DEFAULT_WORKSPACE_LIMIT, Geometry
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 

@@ -23,7 +23,7 @@ from tests.kernels.test_pooling import (
     scatter_reference,
     whole_numbers,
 )
-from tests.operator_database import op_db
+from tests.operators.database import op_db
 from torch_max_backend.problems.pooling import AdaptivePoolingProblem, PoolingProblem
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

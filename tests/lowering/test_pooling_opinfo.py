@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, parametrize
-from tests.operator_database import op_db
+from tests.operators.database import op_db
 
 _OPS = [
     f"nn.functional.{kind}{rank}d"

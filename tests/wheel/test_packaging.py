@@ -14,7 +14,7 @@ import pytest
 from torch_max_backend import __version__
 from torch_max_backend.runtime.caches.target import cpu_level
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 TRAINS = """
 import pathlib, sys, torch

@@ -1,4 +1,4 @@
-"""Which of PyTorch's operators are lowered: ``python -m tests.conformance > docs/internals/conformance.md``.
+"""Which of PyTorch's operators are lowered: ``python -m tests.operators.conformance > docs/internals/conformance.md``.
 
 For every entry of PyTorch's operator database (OpInfo) graphs are built from its own samples, forward and gradient, in
 float32 and bfloat16, as AOTAutograd would hand them over. Nothing is compiled.
@@ -20,8 +20,9 @@ from rich.progress import track
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._pytree import tree_flatten
 
-from tests import harness, operator_numbers
-from tests.operator_database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
+from tests import harness
+from tests.operators import numerics
+from tests.operators.database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
 from torch_max_backend import lowering
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.graph.compiler import compile_graph
@@ -168,7 +169,7 @@ keeps them from that: it runs in PyTorch, between two graphs.
 
 Of the {core} operators of the core aten opset {inside} run in MAX: all but {outside}.
 
-This file is written by `python -m tests.conformance > docs/internals/conformance.md`; a test fails while it is stale.
+This file is the output of `python -m tests.operators.conformance`; a test fails while it is stale.
 
 ## Numbers
 
@@ -182,7 +183,7 @@ Tests repeat some that hold every operator of them, and all with `TORCH_MAX_BACK
 
 def _exceptions() -> str:
     """The table of what differs, and why."""
-    known = {**operator_numbers.EXCEPTIONS, **operator_numbers.EXCEPTIONS_ON_A_GPU}
+    known = {**numerics.EXCEPTIONS, **numerics.EXCEPTIONS_ON_A_GPU}
     if not known:
         return ""
     rows = [f"| `{start}` | {why} |" for start, why in known.items()]
@@ -193,9 +194,9 @@ def _exceptions() -> str:
 _CLOSING = """\
 ## Interrupts
 
-`tests/test_interrupts.py` holds that Ctrl-C while this package lowers a graph, waits for libraries or runs a step
-ends the call, and that the next one is right. In PyTorch's own part of a compilation an interrupt may do harm, with
-any backend (PyTorch 2.15, `backend="aot_eager"`):
+`tests/training/test_interrupts.py` holds that Ctrl-C while this package lowers a graph, waits for libraries or runs a
+step ends the call, and that the next one is right. In PyTorch's own part of a compilation an interrupt may do harm,
+with any backend (PyTorch 2.15, `backend="aot_eager"`):
 
 - It ends the process if it comes while C++ asks a fake tensor for its device, since `find_torch_dispatch_rule`,
   Python that is called there, must not raise. About one in a hundred interrupts at random times of a compilation did
@@ -212,7 +213,7 @@ H200, 2026-11-27), and nothing over Hopper's convolutions ([figures](../kernel-f
 not run under them."""
 
 
-def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> str:
+def page(found: dict[str, list[Outcome]], numbers: numerics.Numbers) -> str:
     """The page of these outcomes."""
     everything = [outcome for outcomes in found.values() for outcome in outcomes]
     inside, outside = core_share()
@@ -226,7 +227,7 @@ def page(found: dict[str, list[Outcome]], numbers: operator_numbers.Numbers) -> 
             inside=len(inside),
             outside=", ".join(f"`{op}`" for op in outside),
             samples=numbers.agree + len(numbers.differ),
-            each=operator_numbers.SAMPLES,
+            each=numerics.SAMPLES,
             agree=numbers.agree,
             differ=f"{len(numbers.differ)} differ:" if numbers.differ else "None differs.",
             exceptions=_exceptions(),
@@ -250,11 +251,11 @@ def main() -> None:
     found = {
         name: list(examine(info, SAMPLES)) for name, info in track(entries().items(), console=Console(stderr=True))
     }
-    numbers, chosen = operator_numbers.survey()
-    operator_numbers.CHOSEN.write_text("".join(f"{posed.id}\n" for posed in chosen))
+    numbers, chosen = numerics.survey()
+    numerics.CHOSEN.write_text("".join(f"{posed.id}\n" for posed in chosen))
     print(page(found, numbers), end="")
     for posed, said in numbers.differ.items():
-        if operator_numbers.exception(posed) is None:
+        if numerics.exception(posed) is None:
             print(f"{posed.id} differs: {said}", file=sys.stderr)
     counts = Counter(reason(item) for outcomes in found.values() for o in outcomes for item in o.missing)
     print(*counts.most_common(), sep="\n", file=sys.stderr)

@@ -1,6 +1,6 @@
 """PyTorch's operator database: what is lowered, and that docs/internals/conformance.md says so.
 
-Graphs are built, not compiled; test_operator_numbers.py compares numbers. Here are the entries that vision models and
+Graphs are built, not compiled; test_numerics.py compares numbers. Here are the entries that vision models and
 transformers are made of; the page has all.
 """
 
@@ -11,8 +11,8 @@ import re
 import pytest
 
 from benchmarks import ROOT
-from tests import conformance
-from tests.operator_database import entries
+from tests.operators import conformance
+from tests.operators.database import entries
 from torch_max_backend import lowering
 
 PAGE = ROOT / "docs" / "internals" / "conformance.md"

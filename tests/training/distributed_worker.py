@@ -1,4 +1,4 @@
-"""One of several processes that train together; ``tests/test_distributed.py`` starts them with torchrun.
+"""One of several processes that train together; ``tests/training/test_distributed.py`` starts them with torchrun.
 
 Each process takes its part of one batch. What it prints as JSON is, by habit, whether the gradients are those of one
 process with the whole batch, and the graphs that were made.
@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.test_habits import STRICT, Net
+from tests.training.test_habits import STRICT, Net
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.runtime.launching.parts import PartedRunner

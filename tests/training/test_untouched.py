@@ -12,7 +12,9 @@ from torch_max_backend.problems.convolution import ConvolutionProblem
 
 
 def test_a_program_keeps_what_belongs_to_it() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.untouched"], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.untouched"], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-6000:]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.test_habits import LABELS, STRICT, Net, images
+from tests.training.test_habits import LABELS, STRICT, Net, images
 from torch_max_backend.graph.compiled import CompiledGraph
 
 

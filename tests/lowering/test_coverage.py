@@ -13,7 +13,7 @@ from tests import harness
 from torch_max_backend import lowering
 from torch_max_backend.inspection.support import name
 
-FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "lowering").glob("test_*.py"))
+FAMILIES = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
 
 #: Ops that no case of tests/lowering has in its graph, and why, or what tests them instead.
 ELSEWHERE = {
@@ -48,8 +48,8 @@ ELSEWHERE = {
         for op in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
         for name in (op, f"_{op}_backward")
     },
-    "tests/test_assertions.py": {"aten._assert_async.msg"},
-    "tests/test_habits.py": {"aten._efficientzerotensor"},
+    "tests/lowering/test_checks.py": {"aten._assert_async.msg"},
+    "tests/training/test_habits.py": {"aten._efficientzerotensor"},
     "tests/models, in evaluation": {"aten._native_batch_norm_legit_no_training"},
     "variants, which are cases with TORCH_MAX_BACKEND_CASES=all only": {
         "aten._scaled_dot_product_cudnn_attention",

@@ -20,7 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._pytree import tree_flatten
 
 from tests import harness
-from tests.operator_database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
+from tests.operators.database import OpInfo, SampleInput, bound, differentiated, entries, passes, samples
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
@@ -33,7 +33,7 @@ ENTRIES_IN_A_UNIT = 120
 #: How many the suite runs by default at most: what one asks of libraries is half a CPU-second each.
 CHOSEN_SAMPLES = 100
 #: The samples that the suite runs by default, by their ids: written with docs/internals/conformance.md.
-CHOSEN = Path(__file__).with_name("operator_sample.txt")
+CHOSEN = Path(__file__).with_name("sample.txt")
 #: Entries whose results are what memory happens to hold.
 UNDEFINED = ("empty", "new_empty")
 #: Differences from eager and float64 that stay, by the beginning of the sample's id, and why. A listed sample that

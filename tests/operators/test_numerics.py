@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from benchmarks import ROOT
-from tests import operator_numbers
 from tests.harness import ALL_CASES
-from tests.operator_database import entries
-from tests.operator_numbers import CHOSEN, ENTRIES_IN_A_UNIT, EXCEPTIONS, EXCEPTIONS_ON_A_GPU, Graph, Posed
+from tests.operators import numerics
+from tests.operators.database import entries
+from tests.operators.numerics import CHOSEN, ENTRIES_IN_A_UNIT, EXCEPTIONS, EXCEPTIONS_ON_A_GPU, Graph, Posed
 from torch_max_backend import lowering
 
 PAGE = (ROOT / "docs" / "internals" / "conformance.md").read_text()
@@ -22,7 +22,7 @@ NAMES = list(entries())
 def _chosen() -> list[Posed]:
     """What is run; another PyTorch's database may lack some."""
     lines = set(CHOSEN.read_text().split())
-    return [posed for posed in operator_numbers.every(NAMES) if ALL_CASES or posed.id in lines]
+    return [posed for posed in numerics.every(NAMES) if ALL_CASES or posed.id in lines]
 
 
 POSED = _chosen()
@@ -41,7 +41,7 @@ def graph(request: pytest.FixtureRequest, posed: Posed) -> Graph:
             if hasattr(item, "callspec") and isinstance(item.callspec.params.get("posed"), Posed)
         ]
         _compiled.clear()
-        _compiled[unit] = operator_numbers.together(
+        _compiled[unit] = numerics.together(
             each for each in selected if not ALL_CASES or NAMES.index(each.entry) // ENTRIES_IN_A_UNIT == unit
         )
     if posed not in _compiled[unit]:
@@ -55,11 +55,11 @@ def test_numbers(posed: Posed, graph: Graph) -> None:
         # The page has one sample of each entry, and others may hold what that one does not.
         assert posed.number > 0 or f"`{posed.entry}`" in PAGE, graph.why
         pytest.skip("not lowered whole")
-    if operator_numbers.exception(posed) is None:
-        operator_numbers.check(graph, posed)
+    if numerics.exception(posed) is None:
+        numerics.check(graph, posed)
         return
     with pytest.raises(AssertionError):
-        operator_numbers.check(graph, posed)
+        numerics.check(graph, posed)
 
 
 def test_the_page_has_all_exceptions() -> None:
@@ -71,9 +71,9 @@ def test_a_wrong_number_is_noticed() -> None:
     """A sample whose graph computes something else."""
     lowering.load_all()
     posed = Posed("sigmoid", torch.float32, True)
-    (graph,) = operator_numbers.together([posed]).values()
-    operator_numbers.check(graph, posed)
+    (graph,) = numerics.together([posed]).values()
+    numerics.check(graph, posed)
     right = graph.function
     graph.function = lambda *inputs: [right(*inputs)[0], right(*inputs)[1] * 1.001]
     with pytest.raises(AssertionError, match="exceeds"):
-        operator_numbers.check(graph, posed)
+        numerics.check(graph, posed)

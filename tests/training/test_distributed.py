@@ -49,7 +49,7 @@ def together(script: list[str], processes: int, **environment: str) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By habit: in which parameters a process's gradients differ, and the graphs that the first process made."""
     target = tmp_path_factory.mktemp("distributed") / "found.json"
-    together(["-m", "tests.distributed_worker", str(target)], 2)
+    together(["-m", "tests.training.distributed_worker", str(target)], 2)
     return json.loads(target.read_text())
 
 
@@ -87,7 +87,7 @@ def test_a_bucket_is_reduced_before_the_next_part_runs(found: dict[str, dict[str
 
 def test_a_process_that_fails_in_a_backward_pass_ends_the_others() -> None:
     with pytest.raises(pytest.fail.Exception) as caught:
-        together(["-m", "tests.distributed_worker", "one_fails"], 2)
+        together(["-m", "tests.training.distributed_worker", "one_fails"], 2)
     assert "this process fails" in str(caught.value) and "did not end" not in str(caught.value)
 
 
