@@ -41,7 +41,7 @@ def check_share(
             _ = bounds.holds(at, size)
 
 
-@__name("check_indices_kernel")
+@__name("check_indices")
 def check_indices_kernel(
     result: Ptr[DType.bool],
     index: Ptr[DType.int64],

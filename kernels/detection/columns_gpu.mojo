@@ -89,8 +89,8 @@ def deformed_columns[
         ).cast[dtype]()
 
 
-@__name(t"deformed_offset_gradient_{dtype}")
-def deformed_offset_gradient[
+@__name(t"deformed_dgrad_offset_{dtype}")
+def deformed_dgrad_offset[
     dtype: DType
 ](
     doffset: Ptr[dtype],
@@ -148,8 +148,8 @@ def deformed_offset_gradient[
         dmask[unsafe_offset=at] = totals[2].cast[dtype]()
 
 
-@__name(t"deformed_input_gradient_atomic_{dtype}")
-def deformed_input_gradient_atomic[
+@__name(t"deformed_dgrad_input_atomic_{dtype}")
+def deformed_dgrad_input_atomic[
     dtype: DType
 ](
     dx: Ptr[accumulation_type[dtype]],
@@ -182,8 +182,8 @@ def deformed_input_gradient_atomic[
                 )
 
 
-@__name(t"deformed_input_gradient_in_order_{dtype}")
-def deformed_input_gradient_in_order[
+@__name(t"deformed_dgrad_input_in_order_{dtype}")
+def deformed_dgrad_input_in_order[
     dtype: DType
 ](
     dx: Ptr[accumulation_type[dtype]],
@@ -276,7 +276,7 @@ def columns_offset_gradient_gpu[
 ) raises:
     """The gradients of offsets and masks."""
     _check(p)
-    ctx.enqueue_function[deformed_offset_gradient[dtype]](
+    ctx.enqueue_function[deformed_dgrad_offset[dtype]](
         doffset,
         dmask,
         dcolumns,
@@ -309,7 +309,7 @@ def columns_input_gradient_gpu[
     _check(p)
     var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
     if deterministic:
-        ctx.enqueue_function[deformed_input_gradient_in_order[dtype]](
+        ctx.enqueue_function[deformed_dgrad_input_in_order[dtype]](
             image,
             dcolumns,
             offset,
@@ -320,7 +320,7 @@ def columns_input_gradient_gpu[
         )
         return
     var lanes = _lanes(p)
-    ctx.enqueue_function[deformed_input_gradient_atomic[dtype]](
+    ctx.enqueue_function[deformed_dgrad_input_atomic[dtype]](
         image,
         dcolumns,
         offset,

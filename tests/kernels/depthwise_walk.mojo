@@ -32,7 +32,7 @@ from kernels.convolution.gpu.band import (
     fill_tables,
 )
 from kernels.convolution.gpu.depthwise_band import (
-    DepthwiseBands,
+    DepthwiseBand,
     Sum,
     keep_sums,
     store_tile,
@@ -461,9 +461,9 @@ def main() raises:
             print(count)
             continue
         var forward = n[0] == 0
-        var reason = DepthwiseBands.can_implement[E, FPROP](
+        var reason = DepthwiseBand.can_implement[E, FPROP](
             tensors, problem
-        ) if forward else DepthwiseBands.can_implement[E, DGRAD](
+        ) if forward else DepthwiseBand.can_implement[E, DGRAD](
             tensors, problem
         )
         if reason:

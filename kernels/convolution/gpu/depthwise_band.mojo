@@ -410,8 +410,8 @@ def _launch[
     )
 
 
-struct DepthwiseBands(ConvolutionKernel):
-    comptime NAME: StaticString = "depthwise_bands"
+struct DepthwiseBand(ConvolutionKernel):
+    comptime NAME: StaticString = "depthwise_band"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:

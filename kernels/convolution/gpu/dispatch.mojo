@@ -7,7 +7,7 @@ from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
 from .block_wgrad import BlockWgrad
 from .depthwise import PAIR
-from .depthwise_band import DepthwiseBands
+from .depthwise_band import DepthwiseBand
 from .depthwise_band_wgrad import DepthwiseBandWgrad
 from .depthwise_launch import DepthwiseMarch
 from .gemm_col2im import GemmCol2im
@@ -52,7 +52,7 @@ struct _GpuHeuristic(Heuristic):
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
         comptime forward = pass_ == FPROP
-        comptime if Kernel.NAME == DepthwiseBands.NAME:
+        comptime if Kernel.NAME == DepthwiseBand.NAME:
             var is_strided = max(p.stride_h, p.stride_w) > 1
             if _marches(p):
                 return (
@@ -74,7 +74,7 @@ struct _GpuHeuristic(Heuristic):
 
 comptime GPU_KERNELS = Table[
     _GpuHeuristic,
-    DepthwiseBands,
+    DepthwiseBand,
     DepthwiseBandWgrad,
     DepthwiseMarch,
     HaloGather,
@@ -91,7 +91,7 @@ comptime GPU_KERNELS = Table[
 ]
 comptime DEPTHWISE_KERNELS = Table[
     _GpuHeuristic,
-    DepthwiseBands,
+    DepthwiseBand,
     DepthwiseBandWgrad,
     DepthwiseMarch,
     Analytic["gpu"],

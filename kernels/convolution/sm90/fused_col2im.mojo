@@ -254,7 +254,7 @@ def _gather[
 )
 @__llvm_arg_metadata(dy_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(plan, `nvvm.grid_constant`)
-@__name(t"conv_dgrad_fused_col2im_{dtype}")
+@__name(t"conv_fused_col2im_{dtype}")
 def fused_col2im_kernel[
     dtype: DType
 ](
@@ -440,7 +440,7 @@ def launch_fused_col2im[
 struct FusedCol2im(ConvolutionKernel):
     """Few channels and taps, windows that are not mostly rim."""
 
-    comptime NAME: StaticString = "sm90_fused_col2im"
+    comptime NAME: StaticString = "fused_col2im"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:

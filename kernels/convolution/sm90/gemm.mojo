@@ -65,7 +65,7 @@ def compiles_for[dtype: DType, pass_: Int]() -> Bool:
 struct Gemm(ConvolutionKernel):
     """Without groups."""
 
-    comptime NAME: StaticString = "sm90_gemm"
+    comptime NAME: StaticString = "implicit_gemm"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:

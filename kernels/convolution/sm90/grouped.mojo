@@ -82,7 +82,7 @@ def set_group_phase(
 
 
 struct GroupedGemm(ConvolutionKernel):
-    comptime NAME: StaticString = "sm90_grouped_gemm"
+    comptime NAME: StaticString = "implicit_gemm_groups"
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:

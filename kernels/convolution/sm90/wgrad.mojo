@@ -414,7 +414,7 @@ def _produce_shared[
 @__llvm_arg_metadata(dy_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(x_map, `nvvm.grid_constant`)
 @__name(
-    t"conv_wgrad_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_s{shape.split_steps}"
+    t"conv_implicit_gemm_wgrad_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_s{shape.split_steps}"
 )
 def wgrad_kernel[
     dtype: DType, shape: WgradShape

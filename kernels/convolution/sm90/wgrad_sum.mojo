@@ -326,7 +326,7 @@ def _join_groups[
 
 
 @__name(
-    t"conv_wgrad_combine_{dtype}_{shape.rows()}x{shape.columns}_s{shape.split_steps}"
+    t"conv_implicit_gemm_wgrad_combine_{dtype}_{shape.rows()}x{shape.columns}_s{shape.split_steps}"
 )
 def combine_kernel[
     dtype: DType, shape: WgradShape
