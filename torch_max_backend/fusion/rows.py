@@ -55,6 +55,11 @@ class RowsFunction:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     @property
+    def name(self) -> str:
+        """Which kernels on a GPU take theirs from."""
+        return named(self.ops, self._digest)
+
+    @property
     def symbol(self) -> str:
         """The name of the exported C function."""
         return symbol_of(f"torch_max_rows_{self._digest}_{self.target}", (module for module, _ in self.imports))
@@ -66,7 +71,7 @@ class RowsFunction:
         chain = types[-1]
         for each in types[-2::-1]:
             chain = f"Then[{each}, {chain}]"
-        return f'rows["{self.target}", {chain}, "{named(self.ops, self._digest)}"]'
+        return f'rows["{self.target}", {chain}, "{self.name}"]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:

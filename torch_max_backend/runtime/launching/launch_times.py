@@ -7,7 +7,6 @@ import itertools
 import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend.fusion.program import Program
+from torch_max_backend.fusion.rows import RowsFunction
 from torch_max_backend.launch_list import Launch, LaunchList, Place
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
@@ -24,7 +24,6 @@ from torch_max_backend.runtime.engine.streams import stream_sync
 from torch_max_backend.torch_compat import occupy_gpu
 
 _KERNEL = re.compile(r"^torch_max_|_(cpu|gpu)_[0-9a-f]+$")
-_READ = re.compile(r'= a\.read(?:_if)?\["(\w+)"')
 _HEAD = 3
 """Words of a call before its operands: the function's address, where it reports an index outside its dimension, and how
 many operands' words follow."""
@@ -37,7 +36,7 @@ class LaunchTime:
     Attributes:
         entry: the kind of kernel, such as "conv_fprop" or "pointwise".
         ops: the aten ops that it computes, joined by underscores.
-        name: the kernel's, or what a generated program reads.
+        name: the library function's; a generated program's is what profilers show of its kernels on a GPU.
         sizes: the extents of its operands, or how many elements a program computes.
         seconds: median of the time between call and return; on a GPU of the time that its kernels take.
         cpu_seconds: median of all threads' time on the processor meanwhile.
@@ -229,12 +228,13 @@ def _described(launch: Launch) -> tuple[str, str, str]:
     """Entry, name and sizes."""
     function = next((each for each in required() if each.symbol == launch.function), None)
     if isinstance(function, Program):
-        return function.entry, _program(function), _extents_of_program(function.entry, launch)
+        return function.entry, function.name, _extents_of_program(function.entry, launch)
+    if isinstance(function, RowsFunction):
+        # Rows, and their elements.
+        return function.entry, function.name, "x".join(map(str, launch.words[:2]))
     name = _KERNEL.sub("", launch.function)
-    if not isinstance(function, LibraryFunction):
-        # Programs over the same rows: how many there are, and their elements.
-        return name, name, "x".join(map(str, launch.words[:2]))
-    return (function.rest or function).entry, name, " ".join(_extents(launch.words))
+    entry = (function.rest or function).entry if isinstance(function, LibraryFunction) else name
+    return entry, name, " ".join(_extents(launch.words))
 
 
 def _extents(words: Sequence[int | Place]) -> Iterator[str]:
@@ -259,12 +259,3 @@ def _extents_of_program(entry: str, launch: Launch) -> str:
         shapes = (numbers[start : start + 5] for start in range(first, first + 15, 5))
         return " ".join("x".join(map(str, shape)) for shape in shapes)
     return "x".join(map(str, numbers[1 : 4 if entry == "reduction" else 2]))
-
-
-def _program(function: Program) -> str:
-    """What a generated program reads, how often, what it writes, and its number of operations."""
-    lines = function.body.splitlines()
-    reads = Counter(way for line in lines for way in _READ.findall(line))
-    inputs = ", ".join(f"{count} {way}" for way, count in reads.items())
-    operations = len(lines) - sum(reads.values())
-    return f"{function.entry} {function.symbol.split('_')[-3][:6]}: {inputs}; {operations} lines"
