@@ -3,6 +3,6 @@
 problem.mojo    tensors, and the tables that say which elements a result reads and how much of each
 kernel.mojo     what a kernel offers, and tables of kernels
 direct.mojo     one thread for each result, right on every device and for every problem
-cpu/, gpu/      the fast kernels; for each device a table that says which kernel runs what, and the entry in libraries
-entry.mojo      what the entries of both have in common
+cpu/, gpu/      the fast kernels; dispatch.mojo says which of them runs what
+entries.mojo    the entry in libraries
 """

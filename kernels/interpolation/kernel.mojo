@@ -1,7 +1,8 @@
 """What every interpolation kernel offers, and the tables that choose among them.
 
 A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `can_implement`, None or
-in words why it does not take a problem; `launch`.
+in words why it would be wrong for a problem; `launch`. A kernel says nothing of speed: each device's dispatch.mojo has a
+table of its kernels, and a heuristic that says for which problems each is worthwhile.
 """
 
 from max.gpu.host import DeviceContext
@@ -33,7 +34,7 @@ trait InterpolationKernel:
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
-        """None, or why this kernel does not take the problem."""
+        """None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
@@ -48,6 +49,27 @@ trait InterpolationKernel:
         """Of what can_implement takes. On a CPU it ends when the result is there.
         """
         ...
+
+
+trait Heuristic:
+    """For which problems the kernels of a table are fast."""
+
+    @staticmethod
+    def is_worthwhile[
+        Kernel: InterpolationKernel, dtype: DType
+    ](p: InterpolationProblem[accumulation_type[dtype]]) -> Bool:
+        """Whether the kernel is faster than those behind it in the table."""
+        ...
+
+
+struct AlwaysWorthwhile(Heuristic):
+    """The first kernel that can implement a problem is the fastest."""
+
+    @staticmethod
+    def is_worthwhile[
+        Kernel: InterpolationKernel, dtype: DType
+    ](p: InterpolationProblem[accumulation_type[dtype]]) -> Bool:
+        return True
 
 
 trait KernelChoice:
@@ -65,8 +87,8 @@ trait KernelChoice:
         ...
 
 
-struct Table[*Kernels: InterpolationKernel](KernelChoice):
-    """Kernels in the order of their speed; the first that takes a problem runs it.
+struct Table[Rule: Heuristic, *Kernels: InterpolationKernel](KernelChoice):
+    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
     """
 
     @staticmethod
@@ -80,7 +102,9 @@ struct Table[*Kernels: InterpolationKernel](KernelChoice):
     ) raises:
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
-            if not Kernel.can_implement(t, p, spans):
+            if Self.Rule.is_worthwhile[Kernel, dtype](
+                p
+            ) and not Kernel.can_implement(t, p, spans):
                 Kernel.launch(ctx, t, p, spans)
                 return
         raise Error("no kernel takes this problem")

@@ -3,8 +3,7 @@
 problem.mojo    geometry of one pooling operation
 kernel.mojo     what a kernel offers, and tables of kernels
 direct.mojo     one thread for each result, right on every device and for every geometry
-cpu/, gpu/      the fast kernels; for each pass a table that says which kernel runs what, and the entries in libraries
-passes.mojo     what the entries of both have in common
-unpool.mojo     scattering and gathering by stored index
-entries.mojo    its entries in libraries
+cpu/, gpu/      the fast kernels; fprop_dispatch.mojo and dgrad_dispatch.mojo say which of them runs what
+entries.mojo    the entries in libraries
+unpool.mojo     scattering and gathering by stored index; unpool_entries.mojo, its entries
 """

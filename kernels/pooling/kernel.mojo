@@ -1,8 +1,9 @@
 """What every pooling kernel offers, and the tables that choose among them.
 
 A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `compiles`, whether it exists
-for an operation at all; `can_implement`, None or in words why it does not take a problem; `launch`. What an operation is
-follows from the type of its argmaxes, and from `adaptive`.
+for an operation at all; `can_implement`, None or in words why it would be wrong for a problem; `launch`. What an operation
+is follows from the type of its argmaxes, and from `adaptive`. A kernel says nothing of speed: for each pass a device has a
+table of kernels, and a heuristic that says for which problems each is worthwhile (fprop_dispatch.mojo, dgrad_dispatch.mojo).
 """
 
 from max.gpu.host import DeviceContext
@@ -62,7 +63,7 @@ trait PoolingKernel:
     def can_implement[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        """None, or why this kernel does not take the problem."""
+        """None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
@@ -73,6 +74,17 @@ trait PoolingKernel:
     ) raises:
         """Of what can_implement takes. On a CPU it ends when the result is there.
         """
+        ...
+
+
+trait Heuristic:
+    """For which problems the kernels of a table are fast."""
+
+    @staticmethod
+    def is_worthwhile[
+        Kernel: PoolingKernel, dtype: DType, argmax: DType
+    ](p: PoolingProblem) -> Bool:
+        """Whether the kernel is faster than those behind it in the table."""
         ...
 
 
@@ -88,8 +100,8 @@ trait KernelChoice:
         ...
 
 
-struct Table[*Kernels: PoolingKernel](KernelChoice):
-    """Kernels in the order of their speed; the first that takes a problem runs it.
+struct Table[Rule: Heuristic, *Kernels: PoolingKernel](KernelChoice):
+    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
     """
 
     @staticmethod
@@ -101,7 +113,7 @@ struct Table[*Kernels: PoolingKernel](KernelChoice):
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[argmax, adaptive]():
-                if not Kernel.can_implement[dtype, argmax, adaptive](p):
+                if Self.takes[Kernel, dtype, argmax, adaptive](p):
                     Kernel.launch[dtype, argmax, adaptive](ctx, t, p)
                     return
         raise Error("no kernel takes this problem")
@@ -114,6 +126,14 @@ struct Table[*Kernels: PoolingKernel](KernelChoice):
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[argmax, adaptive]():
-                if not Kernel.can_implement[dtype, argmax, adaptive](p):
+                if Self.takes[Kernel, dtype, argmax, adaptive](p):
                     return Kernel.NAME
         return ""
+
+    @staticmethod
+    def takes[
+        Kernel: PoolingKernel, dtype: DType, argmax: DType, adaptive: Bool
+    ](p: PoolingProblem) -> Bool:
+        return Self.Rule.is_worthwhile[Kernel, dtype, argmax](
+            p
+        ) and not Kernel.can_implement[dtype, argmax, adaptive](p)

@@ -150,6 +150,10 @@ struct PoolingProblem(KernelArgument):
     def output_size(self) -> Int:
         return Int(self.batch) * self.output_plane() * Int(self.channels)
 
+    def most_above(self) -> Int:
+        """The most windows above one pixel."""
+        return self.d.most_above() * self.h.most_above() * self.w.most_above()
+
     @always_inline
     def input_row(self, number: Int) -> Position:
         """Of that number in all samples; w and c are 0."""
@@ -313,6 +317,14 @@ struct PoolingNumbers(ImplicitlyCopyable):
             arguments.take_word(),
             arguments.take_word(),
         )
+
+
+@always_inline
+def check_same_shape(
+    name: String, shape: IndexList[5], wanted: IndexList[5], rule: String
+) raises:
+    for a in range(5):
+        check_equal(String(name, ".shape[", a, "]"), shape[a], wanted[a], rule)
 
 
 def pooling_problem(

@@ -28,8 +28,8 @@ from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.problem import ConvolutionProblem, checked
 from kernels.convolution.rewrite import rewritten
-from kernels.pooling.cpu.dgrad_entries import DGRAD_KERNELS
-from kernels.pooling.cpu.fprop_entries import FPROP_KERNELS
+from kernels.pooling.cpu.dgrad_dispatch import DGRAD_KERNELS
+from kernels.pooling.cpu.fprop_dispatch import FPROP_KERNELS
 from kernels.pooling.kernel import INDEX, OFFSET, PoolingTensors, averages
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
 from max.gpu.host import DeviceContext

@@ -5,12 +5,12 @@ An argument is a problem: the device (`cpu` or `gpu`), the pass (`fprop` or `dgr
 """
 
 from kernels.pooling.cpu import (
-    dgrad_entries as cpu_dgrad,
-    fprop_entries as cpu_fprop,
+    dgrad_dispatch as cpu_dgrad,
+    fprop_dispatch as cpu_fprop,
 )
 from kernels.pooling.gpu import (
-    dgrad_entries as gpu_dgrad,
-    fprop_entries as gpu_fprop,
+    dgrad_dispatch as gpu_dgrad,
+    fprop_dispatch as gpu_fprop,
 )
 from kernels.pooling.kernel import INDEX, NO_ARGMAX, OFFSET
 from kernels.pooling.problem import PoolingAxis, PoolingProblem
@@ -56,10 +56,8 @@ def name[
             return cpu_fprop.FPROP_KERNELS.name[dtype, argmax, False](p)
         return cpu_dgrad.DGRAD_KERNELS.name[dtype, argmax, False](p)
     if forward:
-        return gpu_fprop.ALIGNED_FPROP_KERNELS.name[dtype, argmax, False](p)
-    return gpu_dgrad.ALIGNED_DGRAD_KERNELS[deep=True].name[
-        dtype, argmax, False
-    ](p)
+        return gpu_fprop.ALIGNED_KERNELS.name[dtype, argmax, False](p)
+    return gpu_dgrad.ALIGNED_KERNELS[deep=True].name[dtype, argmax, False](p)
 
 
 def name[

@@ -81,7 +81,8 @@ class LibraryFunction:
         folder: the folder of the family that the entries stand in, "" for the family's own.
         module: the entries' module there.
         table: what the entry chooses a kernel from: the name of a table in the family, with its module's path, such as
-            "gpu.dispatch.DEPTHWISE_KERNELS". The entry takes it behind its parameters.
+            "gpu.dispatch.DEPTHWISE_KERNELS". The entry takes it behind its parameters. A library may have the tables of
+            several families: their names differ.
         rest: another function that this one calls, by its symbol, for what it does not take itself.
         rest_is_rare: that is so little that the other one is built when it is first called.
         cost: of the entry.
@@ -103,8 +104,8 @@ class LibraryFunction:
     @property
     def symbol(self) -> str:
         """The name of the exported C function."""
-        kernels = self.table.rpartition(".")[2].removesuffix("_KERNELS").lower()
-        told = (kernels,) if kernels not in ("", self.target) else ()
+        kernels = self.table.rpartition(".")[2].removesuffix("KERNELS").lower().split("_")
+        told = (word for word in kernels if word not in ("", self.target, *self.entry.split("_")))
         name = "_".join(("torch_max", self.entry, *told, *map(self._word, self.parameters), self.target))
         called = self.rest.imports if self.rest else ()
         return symbol_of(name, (module for module, _ in (*self.imports, *called)))
@@ -244,10 +245,11 @@ def function_of(
     parameters: tuple[DType | int, ...],
     folder: str = "",
     module: str = "entries",
+    table: str = "",
 ) -> LibraryFunction:
     """The library function of a family's entry, for one kind of device and with its parameters bound; the rest as
     ``LibraryFunction`` has it."""
-    return LibraryFunction(family.folder, entry, target, parameters, folder, module, cost=family[entry].cost)
+    return LibraryFunction(family.folder, entry, target, parameters, folder, module, table, cost=family[entry].cost)
 
 
 Variants: TypeAlias = Callable[[Target, Sequence[DType]], Iterable[LibraryFunction]]

@@ -34,7 +34,8 @@ FAMILY = Family(
 
 def interpolation_function(target: Literal["cpu", "gpu"], dtype: DType) -> functions.LibraryFunction:
     """The library function for tensors of ``dtype``, forward and backward."""
-    return functions.function_of(FAMILY, "interpolate", target, (dtype,), target)
+    table = f"{target}.dispatch.INTERPOLATE_KERNELS"
+    return functions.function_of(FAMILY, "interpolate", target, (dtype,), table=table)
 
 
 @functions.variants(FAMILY.folder)

@@ -107,13 +107,13 @@ def pool_function(
     parameters: tuple[DType | bool, ...] = (dtype,) if kept is None else (dtype, kept)
     if not FAMILY[entry].takes_numbers:
         # What follows stored indices knows no windows.
-        return functions.function_of(FAMILY, entry, target, parameters)
+        return functions.function_of(FAMILY, entry, target, parameters, module="unpool_entries")
     if kept is not None:
         parameters += (adaptive,)
-    module = f"{entry.rpartition('_')[2]}_entries"
-    if target == "gpu" and module == "dgrad_entries":
-        parameters += (deep and not adaptive,)
-    return functions.function_of(FAMILY, entry, target, parameters, target, module)
+    way = entry.rpartition("_")[2]
+    deep = deep and not adaptive and (target, way) == ("gpu", "dgrad")
+    table = f"{target}.{way}_dispatch.{'DEEP_' if deep else ''}{way.upper()}_KERNELS"
+    return functions.function_of(FAMILY, entry, target, parameters, table=table)
 
 
 @functions.variants(FAMILY.folder)

@@ -17,8 +17,8 @@ from std.time import perf_counter_ns
 
 from kernels.common.pointer import Ptr
 from kernels.pooling.direct import Direct
-from kernels.pooling.gpu.dgrad_entries import DGRAD_KERNELS
-from kernels.pooling.gpu.fprop_entries import FPROP_KERNELS
+from kernels.pooling.gpu.dgrad_dispatch import DEEP_DGRAD_KERNELS
+from kernels.pooling.gpu.fprop_dispatch import FPROP_KERNELS
 from kernels.pooling.kernel import (
     INDEX,
     NO_ARGMAX,
@@ -233,7 +233,7 @@ def run_chosen[
             ctx, PoolingTensors(result, source, argmaxes), p
         )
     else:
-        DGRAD_KERNELS[deep=True].launch[adaptive=False](
+        DEEP_DGRAD_KERNELS.launch[adaptive=False](
             ctx, PoolingTensors(result, source, argmaxes), p
         )
 

@@ -200,21 +200,6 @@ struct ColumnsThenRows(InterpolationKernel):
     comptime NAME: StaticString = "columns_then_rows"
 
     @staticmethod
-    def can_implement[
-        dtype: DType
-    ](
-        t: InterpolationTensors[dtype],
-        p: InterpolationProblem[accumulation_type[dtype]],
-        spans: Spans,
-    ) -> Optional[String]:
-        var more = Int(p.d.results) * Int(p.h.results) > Int(p.d.extent) * Int(
-            p.h.extent
-        )
-        if not more:
-            return String("no more rows of results than of elements")
-        return None
-
-    @staticmethod
     def launch[
         dtype: DType
     ](

@@ -11,21 +11,7 @@ from ...common.pointer import Ptr, accumulation_type
 from ...common.vectors import for_each_share, smallest_share
 from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import Axis, InterpolationProblem, Spans
-from .sums import SPARSE, Columns, sum_columns
-
-comptime MIN_BATCH = 32
-"""Samples that pay for the table."""
-comptime SHORT = 64
-"""Results of a row."""
-
-
-def _reading[Acc: DType, //](axis: Axis[Acc]) -> Int:
-    """How many results read something."""
-    var found = 0
-    for i in range(axis.results):
-        if axis.count(i) > 0:
-            found += 1
-    return found
+from .sums import Columns, sum_columns
 
 
 def _interpolate[
@@ -88,11 +74,8 @@ struct Planes(InterpolationKernel):
             return String("results are rounded")
         if p.channels != 1 or p.d.most * p.h.most != 1:
             return String("channels lie between elements, or rows are added")
-        if Int(p.batch) < MIN_BATCH or p.results() >= 1 << 20:
-            return String("samples are few, or too large for a table")
-        var reading = _reading(p.d) * _reading(p.h) * _reading(p.w)
-        if Int(p.w.results) >= SHORT and SPARSE * reading > p.results():
-            return String("rows are long")
+        if max(p.sources(), p.results()) > Int(Int32.MAX):
+            return String("a sample is too large for a table of 32-bit numbers")
         return None
 
     @staticmethod

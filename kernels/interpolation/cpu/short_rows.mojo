@@ -15,9 +15,6 @@ from ..kernel import InterpolationKernel, InterpolationTensors
 from ..problem import InterpolationProblem, Spans
 from .sums import Columns, Row, sum_columns, sum_rows
 
-comptime MAX_VECTORS = 8
-"""Of a row of results."""
-
 
 @no_inline
 def _interpolate[
@@ -81,12 +78,8 @@ struct ShortRows(InterpolationKernel):
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
-        if Int(p.w.results) * Int(p.channels) > MAX_VECTORS * lanes[dtype]:
-            return String("rows of results are long")
         if p.d.results != 1 or p.d.extent != 1:
             return String("there are slabs")
-        if p.batch == 1 or p.h.results <= p.h.extent:
-            return String("samples or rows of results are few")
         return None
 
     @staticmethod

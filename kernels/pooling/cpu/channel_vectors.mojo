@@ -38,11 +38,9 @@ comptime MIN_CHANNELS = 16
 """From which on a pixel's vectors pay for listing what it needs."""
 comptime MAX_SUMMED = 16
 """Above so many addends for one average, summing rows first is cheaper, unless one window covers the whole plane."""
-comptime MAX_IN_ORDER = 1024
-"""Addends that are summed one after the other, at most: rows first keep the rounding smaller."""
 
 
-def _most_taps(p: PoolingProblem) -> Int:
+def most_taps(p: PoolingProblem) -> Int:
     """Of a window, clipped to the tensor."""
 
     @always_inline
@@ -134,7 +132,7 @@ def _pool_fprop_vectors[
     var d_axis = WindowTable(p.d, adaptive=adaptive)
     var h_axis = WindowTable(p.h, adaptive=adaptive)
     var w_axis = WindowTable(p.w, adaptive=adaptive)
-    var most = _most_taps(p)
+    var most = most_taps(p)
 
     def share(first: Int, end: Int) {imm}:
         var channels = Int(p.channels)
@@ -329,18 +327,6 @@ def _avg_pool_dgrad_vectors[
     for_each_share(share, units, smallest_share(p.input_size(), units))
 
 
-def _few_addends(
-    p: PoolingProblem, addends: Int, most: Int
-) -> Optional[String]:
-    """None, or why summing whole rows first is faster than averages by vectors.
-    """
-    if p.channels < MIN_CHANNELS:
-        return String("channels are few")
-    if addends > most:
-        return String("each result has many addends")
-    return None
-
-
 struct ChannelVectorsFprop(PoolingKernel):
     comptime NAME: StaticString = "channel_vectors"
 
@@ -351,9 +337,7 @@ struct ChannelVectorsFprop(PoolingKernel):
         comptime if argmax != NO_ARGMAX:
             if not has_window_everywhere[adaptive](p):
                 return String("a window may lie wholly in padding")
-            return None
-        var most = MAX_IN_ORDER if p.output_plane() == 1 else MAX_SUMMED
-        return _few_addends(p, _most_taps(p), most)
+        return None
 
     @staticmethod
     def launch[
@@ -370,13 +354,6 @@ struct ChannelVectorsDgrad(PoolingKernel):
     @staticmethod
     def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return argmax == NO_ARGMAX and not adaptive
-
-    @staticmethod
-    def can_implement[
-        dtype: DType, argmax: DType, adaptive: Bool
-    ](p: PoolingProblem) -> Optional[String]:
-        var addends = p.d.most_above() * p.h.most_above() * p.w.most_above()
-        return _few_addends(p, addends, MAX_SUMMED)
 
     @staticmethod
     def launch[

@@ -26,14 +26,6 @@ comptime CHANNEL_VECTORS = 4
 """Vectors of channels that share what finding a window costs."""
 
 
-comptime MAX_COMPARED = 25
-"""Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
-comptime MAX_COMPARED_INDICES = 9
-"""The same for indices, eight bytes each."""
-comptime MAX_PIXELS = 8
-"""Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
-
-
 struct ColumnsAbove(Movable):
     """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps lies
     over the pixel."""
@@ -232,23 +224,11 @@ struct GatherMaxDgrad(PoolingKernel):
     def can_implement[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        # Ends of vectors cost as much as whole ones.
-        var channels = Int(p.channels)
-        var whole = channels % lanes[dtype] == 0
-        comptime if argmax == OFFSET:
-            whole = whole or channels >= 4 * lanes[dtype]
-        else:
+        comptime if argmax != OFFSET:
             if max(p.d.dilation, max(p.h.dilation, p.w.dilation)) > 1:
                 return String("indices may name pixels between dilated taps")
-        if not whole:
-            return String("channels are no whole vectors")
         if p.input_plane() >= 1 << 31:
             return String("places do not fit 32 bits")
-        if p.input_plane() > MAX_PIXELS * p.output_plane():
-            return String("most pixels are zeros")
-        var above = p.d.most_above() * p.h.most_above() * p.w.most_above()
-        if above > (MAX_COMPARED if argmax == OFFSET else MAX_COMPARED_INDICES):
-            return String("too many windows lie above a pixel")
         return None
 
     @staticmethod

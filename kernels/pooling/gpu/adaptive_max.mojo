@@ -32,14 +32,13 @@ from .params import (
     LaunchShape,
     PoolingParams,
     TapRange,
+    channel_vector,
 )
 
 comptime LOADS_IN_FLIGHT = 4
 """Taps that a thread loads before it looks at the first."""
 comptime MIN_TAPS = 8
 """Of a thread, where a window has as many."""
-comptime MIN_LANES = 4
-"""Threads to a window: with fewer the kernel that gathers is as fast."""
 comptime MAX_THREADS = 1 << 20
 """Of a launch: more than this keep no GPU busier."""
 
@@ -238,14 +237,9 @@ def pool_fprop_shared_windows[
         y.unsafe_store[alignment=bytes](at, mine.value.cast[dtype]())
 
 
-def _vector[dtype: DType](p: PoolingProblem) -> Int:
-    comptime V = 16 // size_of[dtype]()
-    return V if Int(p.channels) % V == 0 else 1
-
-
-def lanes_of_window(p: PoolingProblem, vector: Int) -> Int:
+def lanes_of_window[dtype: DType](p: PoolingProblem) -> Int:
     """How many threads share a window: a power of two."""
-    var windows = p.output_size() // vector
+    var windows = p.output_size() // channel_vector[dtype](p)
     var lanes = 1
     while (
         lanes < THREADS
@@ -264,22 +258,14 @@ struct SharedWindowsFprop(PoolingKernel):
         return adaptive and argmax == INDEX
 
     @staticmethod
-    def can_implement[
-        dtype: DType, argmax: DType, adaptive: Bool
-    ](p: PoolingProblem) -> Optional[String]:
-        if lanes_of_window(p, _vector[dtype](p)) < MIN_LANES:
-            return String("windows are small, or many")
-        return None
-
-    @staticmethod
     def launch[
         dtype: DType, argmax: DType, adaptive: Bool
     ](
         ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
     ) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
-            if _vector[dtype](p) == V:
-                var lanes = lanes_of_window(p, V)
+            if channel_vector[dtype](p) == V:
+                var lanes = lanes_of_window[dtype](p)
                 var windows = p.output_size() // V
                 var items = (
                     Int(p.h.output) * Int(p.w.output) * (Int(p.channels) // V)
@@ -375,16 +361,6 @@ struct ByWindowsDgrad(PoolingKernel):
     @staticmethod
     def compiles[argmax: DType, adaptive: Bool]() -> Bool:
         return adaptive and argmax == INDEX
-
-    @staticmethod
-    def can_implement[
-        dtype: DType, argmax: DType, adaptive: Bool
-    ](p: PoolingProblem) -> Optional[String]:
-        # A vector of channels costs a gather little more than one element.
-        var fewer = 4 if _vector[dtype](p) == 1 else 16
-        if fewer * p.output_plane() > p.input_plane():
-            return String("windows are many")
-        return None
 
     @staticmethod
     def launch[

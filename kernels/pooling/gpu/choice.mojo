@@ -1,13 +1,13 @@
-"""Which of two tables chooses the kernel on a GPU."""
+"""Which tensors on a GPU the fast kernels take."""
 
 from max.gpu.host import DeviceContext
 
-from ..kernel import KernelChoice, PoolingTensors
+from ..kernel import KernelChoice, PoolingKernel, PoolingTensors
 from ..problem import PoolingProblem
 from .params import fits_32_bits
 
 
-struct ByAlignment[Aligned: KernelChoice, Other: KernelChoice](KernelChoice):
+struct ByAlignment[Aligned: KernelChoice, Other: PoolingKernel](KernelChoice):
     """`Aligned` for tensors that begin with whole vectors and whose elements 32-bit numbers count, `Other` for the rest.
     """
 
@@ -20,4 +20,4 @@ struct ByAlignment[Aligned: KernelChoice, Other: KernelChoice](KernelChoice):
         if t.are_aligned() and fits_32_bits(p):
             Self.Aligned.launch[adaptive=adaptive](ctx, t, p)
         else:
-            Self.Other.launch[adaptive=adaptive](ctx, t, p)
+            Self.Other.launch[dtype, argmax, adaptive](ctx, t, p)

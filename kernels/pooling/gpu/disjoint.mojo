@@ -213,10 +213,6 @@ def pool_dgrad_disjoint_planes[
         _store_pixels(dx, first + Int32(k) * APART, total, values[k])
 
 
-comptime FEW_PIXELS = 64
-"""Of planes up to which prefetched pieces take maxima faster."""
-
-
 def _shapes[argmax: DType](vector: Int) -> List[DisjointShape]:
     """The shapes that are compiled for vectors of so many elements; the first that fits is the fastest.
     """
@@ -257,15 +253,6 @@ struct DisjointPlanes(PoolingKernel):
             return String("pixels are too many for 32 bits")
         if Int(p.w.input) < V - 1:
             return String("16 bytes of dx may lie in more than two rows")
-        comptime if argmax != NO_ARGMAX:
-            if (
-                not p.is_line()
-                and Int(p.h.input) * Int(p.w.input) <= FEW_PIXELS
-            ):
-                return String("small planes are faster in prefetched pieces")
-        comptime if argmax == INDEX and size_of[dtype]() >= 4:
-            if Int(p.w.input) % V != 0:
-                return String("short rows are faster in prefetched pieces")
         comptime for i in range(len(SHAPES)):
             comptime F = SHAPES[i]
             if _fits(F, p):
@@ -302,8 +289,6 @@ struct DisjointPlanes(PoolingKernel):
 
 comptime ROWS = 8
 """Rows of pixels, about, that a thread walks down where it owns single elements."""
-comptime MAX_ROWS = 4
-"""Rows, at most, of channels-last averages' windows: longer ones leave few threads."""
 
 
 @fieldwise_init
@@ -457,11 +442,6 @@ struct DisjointChannels(PoolingKernel):
     ](p: PoolingProblem) -> Optional[String]:
         if not p.is_disjoint():
             return String("windows overlap")
-        if argmax == NO_ARGMAX:
-            if p.channels > 1 and Int(p.h.stride) > MAX_ROWS:
-                return String("long windows leave too few threads")
-        elif p.channels == 1:
-            return String("no channels lie between pixels")
         var vector = _vector[dtype, argmax](p)
         if vector == 0:
             return String("channels are odd")

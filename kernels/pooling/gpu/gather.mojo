@@ -29,6 +29,7 @@ from .params import (
     LaunchShape,
     PoolingParams,
     TapRange,
+    channel_vector,
     refuse_misses,
     uniform_scale,
 )
@@ -308,11 +309,6 @@ comptime MAX_STRIP_ROWS = 8
 """Of a thread's strip."""
 
 
-def _vector[dtype: DType](p: PoolingProblem) -> Int:
-    comptime V = 16 // size_of[dtype]()
-    return V if Int(p.channels) % V == 0 else 1
-
-
 def _outputs(p: PoolingProblem, vector: Int) -> LaunchShape:
     """One thread for each vector of results."""
     return LaunchShape(
@@ -350,7 +346,7 @@ struct GatherFprop(PoolingKernel):
         ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
     ) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
-            if _vector[dtype](p) == V:
+            if channel_vector[dtype](p) == V:
                 var shape = _outputs(p, V)
                 var params = PoolingParams(
                     p,
@@ -386,7 +382,7 @@ struct GatherDgrad(PoolingKernel):
         ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
     ) raises:
         comptime for V in [16 // size_of[dtype](), 1]:
-            if _vector[dtype](p) == V:
+            if channel_vector[dtype](p) == V:
                 var rows = _strip(p, V)
                 var shape = _inputs(p, V, rows)
                 var params = PoolingParams(

@@ -212,8 +212,6 @@ def halo_takes(S: HaloShape, p: PoolingProblem) -> Bool:
         p.channels == 1
         or Int(p.channels) % S.channels != 0
         or Int(p.w.padding) > S.pw
-        # Where windows move by one, padding less than the shape's would cost a tile.
-        or (S.sw == 1 and Int(p.w.padding) != S.pw)
     ):
         return False
     if not p.w.is_window(S.kw, S.sw):

@@ -2,6 +2,7 @@
 launch shapes that the fast kernels share."""
 
 from std.math import ceildiv
+from std.sys import size_of
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import Divisor
@@ -195,6 +196,13 @@ def fits_32_bits(p: PoolingProblem) -> Bool:
     largest = max(largest, max(product(p.d), max(product(p.h), product(p.w))))
     largest = max(largest, Int(p.w.output) * Int(p.w.stride) + Int(p.w.padding))
     return largest + 2 * THREADS < LIMIT_32
+
+
+def channel_vector[dtype: DType](p: PoolingProblem) -> Int:
+    """The channels of a vector of 16 bytes, or 1 where a pixel's are not whole vectors.
+    """
+    comptime V = 16 // size_of[dtype]()
+    return V if Int(p.channels) % V == 0 else 1
 
 
 def uniform_scale[argmax: DType, adaptive: Bool](p: PoolingProblem) -> Float32:

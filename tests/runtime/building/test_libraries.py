@@ -122,19 +122,19 @@ def test_a_library_depends_on_the_sources_that_it_is_made_of() -> None:
     def names(module: str) -> set[str]:
         return {str(path.relative_to(KERNELS_PATH)) for path in sources_of([module])}
 
-    entries = "pooling.gpu.fprop_entries"
-    pooling = names(entries)
+    table = "pooling.gpu.fprop_dispatch"
+    pooling = names("pooling.entries") | names(table)
     # Directly, through other modules, through a package, and the packages around them.
     assert {
-        "pooling/gpu/fprop_entries.mojo",
-        "pooling/passes.mojo",
+        "pooling/gpu/fprop_dispatch.mojo",
+        "pooling/problem.mojo",
         "common/arithmetic.mojo",
         "__init__.mojo",
     } <= pooling
     assert {"pooling/gpu/fprop_tiles.mojo", "common/library.mojo"} <= pooling
     assert not any(name.startswith(("normalization", "pointwise")) for name in pooling)
     assert "pooling/gpu/halo_exchange.mojo" not in pooling
-    assert sources_digest(frozenset({entries})) != sources_digest(frozenset({"normalization.entries"}))
+    assert sources_digest(frozenset({table})) != sources_digest(frozenset({"normalization.entries"}))
 
 
 def test_libraries_read_the_kernels_of_their_device_alone() -> None:
@@ -223,7 +223,7 @@ def test_a_symbol_belongs_to_the_sources_that_the_function_was_built_from(change
 
 def test_every_module_of_the_kernels_is_found_by_those_that_import_it() -> None:
     """All belong to a library. Generated programs import a few."""
-    tops = [*KERNELS_PATH.rglob("*entries.mojo"), *KERNELS_PATH.rglob("dispatch.mojo")]
+    tops = [*KERNELS_PATH.rglob("*entries.mojo"), *KERNELS_PATH.rglob("*dispatch.mojo")]
     modules = [".".join(path.relative_to(KERNELS_PATH).with_suffix("").parts) for path in tops]
     found = sources_of([*modules, "reduction.rows", *SELDOM.values()])
     missing = {str(path.relative_to(KERNELS_PATH)) for path in KERNELS_PATH.rglob("*.mojo")} - {

@@ -1,5 +1,5 @@
-"""What the entries of every device have in common: they take and check operands, then a table chooses the kernel.
-"""
+"""The entry, in libraries, of interpolation: it takes and checks operands, then a device's table chooses the kernel (`Kernels`,
+of its dispatch.mojo)."""
 
 from max.gpu.host import DeviceContext
 
@@ -42,7 +42,7 @@ def _axis[
 
 
 def interpolate[
-    dtype: DType, Choice: KernelChoice
+    target: StaticString, dtype: DType, Kernels: KernelChoice
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """y = the weighted sums of x that the tables name."""
     comptime Acc = accumulation_type[dtype]
@@ -63,7 +63,7 @@ def interpolate[
         Int32(x.dim_size(0)), Int32(x.dim_size(4)), d, h, w
     )
     if p.size() != 0:
-        Choice.launch(
+        Kernels.launch(
             ctx,
             InterpolationTensors(y.data, x.data),
             p,
