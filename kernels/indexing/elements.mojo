@@ -3,8 +3,7 @@
 Every (o, n) is a column of its own, whose elements are added in their order: a core walks all of its columns side by side,
 since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
 
-On a GPU every element is added atomically, unless the result shall be the same in every run. Then a thread walks one column;
-where columns are few, all elements are sorted by where they go, as rows of one element (sorted_rows.mojo).
+On a GPU a thread walks one column, or all elements are sorted by where they go, as rows of one element (sorted_rows.mojo).
 """
 
 from std.math import ceildiv
@@ -19,13 +18,7 @@ from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from .extents import THREADS, Rows
 from .rows import start_row
-from .sorted_rows import sorted_rows_gpu, start_rows_gpu
-from .unordered import is_atomic, unordered_gpu
-
-comptime FEW_COLUMNS = 1 << 14
-"""More are walked by as many threads."""
-comptime FEW_ELEMENTS = 32
-"""Of a column: less time to walk than to sort."""
+from .sorted_rows import sorted_rows_gpu
 
 
 @always_inline
@@ -199,70 +192,68 @@ def flat_places_kernel(
 
 
 @no_inline
-def elements_gpu[
+def sorted_elements_can_implement(rows: Rows) -> Optional[String]:
+    """None, or why elements cannot be sorted by where they go."""
+    var columns = rows.columns()
+    if columns * max(rows.count, rows.places) >= Int(Int32.MAX):
+        return String("elements are too many for 32 bits")
+    return None
+
+
+@no_inline
+def sorted_elements_gpu[
     dtype: DType, accumulate: Bool
 ](
     y: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
     index: DeviceBuffer[DType.int64],
     source: DeviceBuffer[dtype],
     rows: Rows,
-    deterministic: Bool,
     ctx: DeviceContext,
 ) raises:
-    """`deterministic`: floats are added in a fixed order, too."""
-    var columns = rows.columns()
-    if columns * rows.places == 0:
-        return
-    var total = columns * rows.count
-    var bounds = current_bounds()
-    # Nothing meets where each column has one element; whole numbers may be added in any order.
-    var any_order = rows.count == 1
-    comptime if accumulate:
-        any_order = any_order or dtype.is_integral() or not deterministic
-    comptime if is_atomic[dtype] or not accumulate:
-        if any_order and total > 0 and total <= Int(Int32.MAX):
-            start_rows_gpu(y, x, rows.zeros, ctx)
-            unordered_gpu[dtype, accumulate, by_rows=False](
-                y, index, source, rows, ctx
-            )
-            return
-    var size = columns * rows.places
-    if (
-        columns <= FEW_COLUMNS
-        and rows.count > FEW_ELEMENTS
-        and max(total, size) < Int(Int32.MAX)
-    ):
-        var flat = scratch[DType.int64](ctx, total)
-        ctx.enqueue_function[flat_places_kernel](
-            flat,
-            index,
-            Int64(rows.places),
-            Divisor(rows.count),
-            Divisor(rows.inner),
-            Int64(total),
-            bounds,
-            grid_dim=ceildiv(total, THREADS),
-            block_dim=THREADS,
-        )
-        start_rows_gpu(y, x, rows.zeros, ctx)
-        # What lies outside has been reported.
-        sorted_rows_gpu[dtype, accumulate](
-            y,
-            flat,
-            source,
-            Rows(1, size, total, 1, rows.zeros),
-            Bounds(0, 0),
-            ctx,
-        )
-        return
+    """`y` has what is added to. There are elements to add."""
+    var total = rows.columns() * rows.count
+    var flat = scratch[DType.int64](ctx, total)
+    ctx.enqueue_function[flat_places_kernel](
+        flat,
+        index,
+        Int64(rows.places),
+        Divisor(rows.count),
+        Divisor(rows.inner),
+        Int64(total),
+        current_bounds(),
+        grid_dim=ceildiv(total, THREADS),
+        block_dim=THREADS,
+    )
+    # What lies outside has been reported.
+    sorted_rows_gpu[dtype, accumulate](
+        y,
+        flat,
+        source,
+        Rows(1, rows.columns() * rows.places, total, 1, rows.zeros),
+        Bounds(0, 0),
+        ctx,
+    )
+
+
+@no_inline
+def columns_gpu[
+    dtype: DType, accumulate: Bool
+](
+    y: Ptr[dtype],
+    x: Ptr[dtype],
+    index: Ptr[DType.int64],
+    source: Ptr[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    """A thread for each column, which it begins with x or zeros."""
     ctx.enqueue_function[elements_kernel[dtype, accumulate]](
         y,
         x,
         index,
         source,
         rows,
-        bounds,
-        grid_dim=ceildiv(columns, THREADS),
+        current_bounds(),
+        grid_dim=ceildiv(rows.columns(), THREADS),
         block_dim=THREADS,
     )

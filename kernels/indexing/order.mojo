@@ -49,6 +49,13 @@ struct SortedPlaces(Movable):
 
 
 @always_inline
+def _listed(index: Ptr[DType.int64], i: Int, places: Int64) -> Int32:
+    """Place i of the list."""
+    var place = index[unsafe_offset=i]
+    return Int32(place) if place >= 0 and place < places else Int32(places)
+
+
+@always_inline
 def _place(
     index: Ptr[DType.int64],
     sorted: Ptr[DType.int32],
@@ -59,8 +66,7 @@ def _place(
     """Place i before a pass; the first one reads the list itself."""
     if shift != 0:
         return sorted[unsafe_offset=i]
-    var place = index[unsafe_offset=i]
-    return Int32(place) if place >= 0 and place < places else Int32(places)
+    return _listed(index, i, places)
 
 
 @always_inline
@@ -102,7 +108,7 @@ def order_compare_kernel(
     var i = Int(block_idx.x) * (THREADS // LANES) + thread // LANES
     var own = Int32(-1)
     if i < Int(count):
-        own = _place(index, new_sorted, i, places, 0)
+        own = _listed(index, i, places)
         if lane == 0 and Int64(own) == places:
             bounds.report(index[unsafe_offset=i], places)
     var before = Int32(0)
@@ -112,7 +118,7 @@ def order_compare_kernel(
             # Behind the list comes what is behind all places.
             var other = Int32.MAX
             if first + j < Int(count):
-                other = _place(index, new_sorted, first + j, places, 0)
+                other = _listed(index, first + j, places)
             at_hand[unsafe_offset=j] = other
         barrier()
         # Equal places come before where they stand before.

@@ -1,24 +1,15 @@
-"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count].
-
-On the CPU the columns are shared out, each core walks the whole list. On a GPU additions are atomic (unordered.mojo) unless
-they shall be made in a fixed order: then the list is sorted (sorted_rows.mojo). Rows are put by a short list as it is
-(short_list.mojo), by a long one when it is sorted.
+"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count],
+on the CPU: the columns are shared out, each core walks the whole list.
 """
 
 from std.ffi import external_call
 from std.sys import size_of
 from std.sys.info import simd_width_of
 
-from max.gpu.host import DeviceBuffer, DeviceContext
-
-from ..common.bounds import current_bounds
 from ..common.parallel import sync_parallelize, worker_count
 from ..common.pointer import Ptr
 from ..common.vectors import copy_row, merge_row
 from .extents import Rows
-from .short_list import SHORT_LIST, short_list_gpu
-from .sorted_rows import sorted_rows_gpu, start_rows_gpu
-from .unordered import is_atomic, unordered_gpu
 
 
 @always_inline
@@ -105,40 +96,3 @@ def rows_cpu[
                 )
 
     sync_parallelize(task, workers)
-
-
-@no_inline
-def rows_gpu[
-    dtype: DType, accumulate: Bool
-](
-    y: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    index: DeviceBuffer[DType.int64],
-    source: DeviceBuffer[dtype],
-    rows: Rows,
-    deterministic: Bool,
-    ctx: DeviceContext,
-) raises:
-    """`deterministic`: floats are added in a fixed order, too."""
-    var columns = rows.columns()
-    if rows.places * columns == 0:
-        return
-    start_rows_gpu(y, x, rows.zeros, ctx)
-    var total = columns * rows.count
-    if total == 0:
-        return
-    comptime if accumulate and is_atomic[dtype]:
-        # Whole numbers may be added in any order.
-        var any_order = dtype.is_integral() or not deterministic
-        if any_order and total <= Int(Int32.MAX):
-            unordered_gpu[dtype, accumulate, by_rows=True](
-                y, index, source, rows, ctx
-            )
-            return
-    comptime if not accumulate:
-        if rows.count <= SHORT_LIST:
-            short_list_gpu[dtype](y, index, source, rows, ctx)
-            return
-    sorted_rows_gpu[dtype, accumulate](
-        y, index, source, rows, current_bounds(), ctx
-    )

@@ -322,22 +322,6 @@ def put_rows_kernel[
     put_row[dtype](y, sorted, sources, source, rows, Int(global_idx.x))
 
 
-@always_inline
-def start_rows_gpu[
-    dtype: DType, //
-](
-    y: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    zeros: Bool,
-    ctx: DeviceContext,
-) raises:
-    """y = what is added to."""
-    if zeros:
-        ctx.enqueue_memset(y, 0)
-    else:
-        ctx.enqueue_copy(y, x)
-
-
 @no_inline
 def sorted_rows_gpu[
     dtype: DType, accumulate: Bool

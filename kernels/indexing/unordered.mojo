@@ -143,6 +143,15 @@ def _enqueue[
 
 
 @no_inline
+def unordered_can_implement(rows: Rows) -> Optional[String]:
+    """None, or why elements cannot be added in any order."""
+    var total = rows.columns() * rows.count
+    if total == 0 or total > Int(Int32.MAX):
+        return String("there are no elements, or too many for 32 bits")
+    return None
+
+
+@no_inline
 def unordered_gpu[
     dtype: DType, accumulate: Bool, by_rows: Bool
 ](

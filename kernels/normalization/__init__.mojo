@@ -3,7 +3,10 @@
 folded_rows.mojo  the view that every kernel here reduces: narrow rows are joined into wide ones
 cpu.mojo          statistics and gradient sums on the CPU
 gpu.mojo          the same on a GPU, in two stages
+dispatch.mojo     which kernel runs a call
 numbers.mojo      momentum and epsilon, as a call has them
+operands.mojo     tensors of a call, and their extents
+entries.mojo      the entries in libraries
 partials.mojo     where the second stage finds what the first one, or a convolution's store, has left
 
 Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.

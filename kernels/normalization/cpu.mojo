@@ -3,12 +3,15 @@
 The shares' results are merged in a fixed order, so that the same input gives the same bits.
 """
 
+from std.math import sqrt
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
 from ..common.parallel import sync_parallelize, workers_for
-from ..common.pointer import Ptr
+from ..common.pointer import Ptr, accumulation_type
 from .folded_rows import FoldedRows, Moments, chunk_moments, chunk_sums, folded
+from .numbers import NormalizationNumbers
+from .operands import GradientSums, Statistics
 
 # Vectors that are reduced side by side: enough independent sums to hide an addition's latency.
 comptime TILE = 4
@@ -62,9 +65,9 @@ def _sums_tile[
 
 
 @no_inline
-def statistics_cpu[
+def _moments[
     dtype: DType, acc: DType
-](mean: Ptr[acc], m2: Ptr[acc], x: Ptr[dtype], rows: Int, channels: Int,):
+](mean: Ptr[acc], m2: Ptr[acc], x: Ptr[dtype], rows: Int, channels: Int):
     """The mean of each channel and the sum of squared deviations from it."""
     comptime vector = simd_width_of[acc]()
     var columns = folded(rows, channels, vector, TILE * vector)
@@ -123,7 +126,31 @@ def statistics_cpu[
 
 
 @no_inline
-def gradient_sums_cpu[
+def statistics_cpu[
+    dtype: DType, //, *, running: Bool
+](t: Statistics[dtype], numbers: NormalizationNumbers):
+    comptime acc = accumulation_type[dtype]
+    _moments(t.mean, t.invstd, t.x, t.rows, t.channels)
+    var momentum = numbers.momentum.cast[acc]()
+    var epsilon = numbers.epsilon.cast[acc]()
+    var n = Scalar[acc](t.rows)
+    for c in range(t.channels):
+        # What `_moments` left there.
+        var m2 = t.invstd[unsafe_offset=c]
+        t.invstd[unsafe_offset=c] = 1 / sqrt(m2 / n + epsilon)
+        comptime if running:
+            t.new_mean[unsafe_offset=c] = (
+                momentum * t.mean[unsafe_offset=c]
+                + (1 - momentum) * t.old_mean[unsafe_offset=c]
+            )
+            t.new_variance[unsafe_offset=c] = (
+                momentum * (m2 / (n - 1))
+                + (1 - momentum) * t.old_variance[unsafe_offset=c]
+            )
+
+
+@no_inline
+def _sums[
     dtype: DType, acc: DType
 ](
     sum_dy: Ptr[acc],
@@ -187,3 +214,15 @@ def gradient_sums_cpu[
         sum_dy[unsafe_offset=channel] = total.dy[0]
         sum_product[unsafe_offset=channel] = total.product[0]
     scratch.unsafe_free()
+
+
+@no_inline
+def gradient_sums_cpu[dtype: DType, //](t: GradientSums[dtype]):
+    _sums(t.sum_dy, t.grad_weight, t.dy, t.x, t.mean, t.rows, t.channels)
+    var n = Scalar[t.Acc](t.rows)
+    for c in range(t.channels):
+        var scale = t.invstd[unsafe_offset=c]
+        var weight = t.grad_weight[unsafe_offset=c] * scale
+        t.grad_weight[unsafe_offset=c] = weight
+        t.mean_dy[unsafe_offset=c] = t.sum_dy[unsafe_offset=c] / n
+        t.projection[unsafe_offset=c] = weight * scale / n

@@ -11,12 +11,12 @@ from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import divide
 from ..common.library import scratch
-from ..common.pointer import Ptr
+from ..common.pointer import Ptr, accumulation_type
 from .folded_rows import (
     FoldedRows,
     Moments,
@@ -25,6 +25,8 @@ from .folded_rows import (
     chunk_sums,
     folded,
 )
+from .numbers import NormalizationNumbers
+from .operands import GradientSums, Statistics
 from .partials import Partials, Slices
 
 # Threads of a block beside each other, at most.
@@ -366,46 +368,20 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
 
-@always_inline
-def _vectorized[
-    dtype: DType
-](
-    a: DeviceBuffer[dtype], b: DeviceBuffer[dtype], rows: Int, channels: Int
-) -> Bool:
-    """Whether both tensors can be read 16 bytes at a time: aligned, and whole vectors to a row.
-    """
-    comptime V = 16 // size_of[dtype]()
-    var columns = folded(rows, channels, V, V)
-    return (
-        columns.width() % V == 0
-        and Int(a.unsafe_ptr()) % 16 == 0
-        and Int(b.unsafe_ptr()) % 16 == 0
-    )
-
-
 @no_inline
-def _statistics[
-    dtype: DType, acc: DType, V: Int, running: Bool
+def statistics_gpu[
+    dtype: DType, //, V: Int, running: Bool
 ](
-    mean: DeviceBuffer[acc],
-    invstd: DeviceBuffer[acc],
-    new_mean: DeviceBuffer[acc],
-    new_variance: DeviceBuffer[acc],
-    x: DeviceBuffer[dtype],
-    old_mean: DeviceBuffer[acc],
-    old_variance: DeviceBuffer[acc],
-    rows: Int,
-    channels: Int,
-    momentum: Float64,
-    epsilon: Float64,
-    ctx: DeviceContext,
+    t: Statistics[dtype], numbers: NormalizationNumbers, ctx: DeviceContext
 ) raises:
-    var columns = folded(rows, channels, V, V)
+    """Threads read `V` elements at once."""
+    comptime acc = accumulation_type[dtype]
+    var columns = folded(t.rows, t.channels, V, V)
     var grid = _Grid.of(columns, V)
     var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[moments_kernel[dtype, acc, V]](
         partials,
-        x,
+        t.x,
         Int64(columns.wide_rows()),
         Int64(columns.width()),
         Int64(grid.share),
@@ -414,166 +390,61 @@ def _statistics[
         block_dim=(grid.lanes, grid.rows),
     )
     ctx.enqueue_function[merge_moments_kernel[dtype, acc, running, Slices]](
-        mean,
-        invstd,
-        new_mean,
-        new_variance,
+        t.mean,
+        t.invstd,
+        t.new_mean,
+        t.new_variance,
         partials,
-        x,
-        old_mean,
-        old_variance,
+        t.x,
+        t.old_mean,
+        t.old_variance,
         grid.parts(columns),
-        Int64(rows),
-        Int64(channels),
-        momentum.cast[acc](),
-        epsilon.cast[acc](),
-        grid_dim=ceildiv(channels, MERGE_COLUMNS),
+        Int64(t.rows),
+        Int64(t.channels),
+        numbers.momentum.cast[acc](),
+        numbers.epsilon.cast[acc](),
+        grid_dim=ceildiv(t.channels, MERGE_COLUMNS),
         block_dim=(MERGE_COLUMNS, MERGE_THREADS),
     )
     _ = partials^
 
 
-def statistics_gpu[
-    dtype: DType, acc: DType, running: Bool
-](
-    mean: DeviceBuffer[acc],
-    invstd: DeviceBuffer[acc],
-    new_mean: DeviceBuffer[acc],
-    new_variance: DeviceBuffer[acc],
-    x: DeviceBuffer[dtype],
-    old_mean: DeviceBuffer[acc],
-    old_variance: DeviceBuffer[acc],
-    rows: Int,
-    channels: Int,
-    momentum: Float64,
-    epsilon: Float64,
-    ctx: DeviceContext,
-) raises:
-    comptime V = 16 // size_of[dtype]()
-    if _vectorized(x, x, rows, channels):
-        _statistics[dtype, acc, V, running](
-            mean,
-            invstd,
-            new_mean,
-            new_variance,
-            x,
-            old_mean,
-            old_variance,
-            rows,
-            channels,
-            momentum,
-            epsilon,
-            ctx,
-        )
-    else:
-        _statistics[dtype, acc, 1, running](
-            mean,
-            invstd,
-            new_mean,
-            new_variance,
-            x,
-            old_mean,
-            old_variance,
-            rows,
-            channels,
-            momentum,
-            epsilon,
-            ctx,
-        )
-
-
 @no_inline
-def _gradient_sums[
-    dtype: DType, acc: DType, V: Int
-](
-    sum_dy: DeviceBuffer[acc],
-    grad_weight: DeviceBuffer[acc],
-    mean_dy: DeviceBuffer[acc],
-    projection: DeviceBuffer[acc],
-    dy: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    mean: DeviceBuffer[acc],
-    invstd: DeviceBuffer[acc],
-    rows: Int,
-    channels: Int,
-    ctx: DeviceContext,
-) raises:
-    var columns = folded(rows, channels, V, V)
+def gradient_sums_gpu[
+    dtype: DType, //, V: Int
+](t: GradientSums[dtype], ctx: DeviceContext) raises:
+    """Threads read `V` elements at once."""
+    comptime acc = accumulation_type[dtype]
+    var columns = folded(t.rows, t.channels, V, V)
     var grid = _Grid.of(columns, V)
     var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[sums_kernel[dtype, acc, V]](
         partials,
-        dy,
-        x,
-        mean,
+        t.dy,
+        t.x,
+        t.mean,
         Int64(columns.wide_rows()),
         Int64(columns.width()),
-        Int64(channels),
+        Int64(t.channels),
         Int64(grid.share),
         Int64(grid.slices),
         grid_dim=(grid.tiles, grid.slices),
         block_dim=(grid.lanes, grid.rows),
     )
     ctx.enqueue_function[merge_sums_kernel[dtype, acc, Slices]](
-        sum_dy,
-        grad_weight,
-        mean_dy,
-        projection,
+        t.sum_dy,
+        t.grad_weight,
+        t.mean_dy,
+        t.projection,
         partials,
-        dy,
-        x,
-        mean,
-        invstd,
+        t.dy,
+        t.x,
+        t.mean,
+        t.invstd,
         grid.parts(columns),
-        Int64(rows),
-        Int64(channels),
-        grid_dim=ceildiv(channels, MERGE_COLUMNS),
+        Int64(t.rows),
+        Int64(t.channels),
+        grid_dim=ceildiv(t.channels, MERGE_COLUMNS),
         block_dim=(MERGE_COLUMNS, MERGE_THREADS),
     )
     _ = partials^
-
-
-def gradient_sums_gpu[
-    dtype: DType, acc: DType
-](
-    sum_dy: DeviceBuffer[acc],
-    grad_weight: DeviceBuffer[acc],
-    mean_dy: DeviceBuffer[acc],
-    projection: DeviceBuffer[acc],
-    dy: DeviceBuffer[dtype],
-    x: DeviceBuffer[dtype],
-    mean: DeviceBuffer[acc],
-    invstd: DeviceBuffer[acc],
-    rows: Int,
-    channels: Int,
-    ctx: DeviceContext,
-) raises:
-    comptime V = 16 // size_of[dtype]()
-    if _vectorized(dy, x, rows, channels):
-        _gradient_sums[dtype, acc, V](
-            sum_dy,
-            grad_weight,
-            mean_dy,
-            projection,
-            dy,
-            x,
-            mean,
-            invstd,
-            rows,
-            channels,
-            ctx,
-        )
-    else:
-        _gradient_sums[dtype, acc, 1](
-            sum_dy,
-            grad_weight,
-            mean_dy,
-            projection,
-            dy,
-            x,
-            mean,
-            invstd,
-            rows,
-            channels,
-            ctx,
-        )

@@ -44,32 +44,31 @@ def border_dgrad[
         var d = p.d.shown(depth)
         var h = p.h.shown(height)
         var to = Int(row) * p.length() + Int(pixel) * Int(p.channels) + c
+        var gradient: SIMD[dtype, V]
         if w_is_single and h.is_single() and d.is_single():
             var from_ = (
                 p.padded_row(Int(n), d.first, h.first)
                 + Int(w.first) * Int(p.channels)
                 + c
             )
-            result.unsafe_store[alignment=alignment](
-                to, source.unsafe_load[width=V, alignment=alignment](from_)
-            )
-            row += Int32(grid_dim.y * block_dim.y)
-            continue
-        var total = SIMD[Acc, V](0)
-        for a in range(d.all()):
-            for b in range(h.all()):
-                if d.place(a) < 0 or h.place(b) < 0:
-                    continue
-                var from_ = source.unsafe_offset(
-                    p.padded_row(Int(n), d.place(a), h.place(b)) + c
-                )
-                for k in range(w.all()):
-                    var place = w.place(k)
-                    if place >= 0:
-                        total += from_.unsafe_load[
-                            width=V, alignment=alignment
-                        ](Int(place) * Int(p.channels)).cast[Acc]()
-        result.unsafe_store[alignment=alignment](to, total.cast[dtype]())
+            gradient = source.unsafe_load[width=V, alignment=alignment](from_)
+        else:
+            var total = SIMD[Acc, V](0)
+            for a in range(d.all()):
+                for b in range(h.all()):
+                    if d.place(a) < 0 or h.place(b) < 0:
+                        continue
+                    var from_ = source.unsafe_offset(
+                        p.padded_row(Int(n), d.place(a), h.place(b)) + c
+                    )
+                    for k in range(w.all()):
+                        var place = w.place(k)
+                        if place >= 0:
+                            total += from_.unsafe_load[
+                                width=V, alignment=alignment
+                            ](Int(place) * Int(p.channels)).cast[Acc]()
+            gradient = total.cast[dtype]()
+        result.unsafe_store[alignment=alignment](to, gradient)
         row += Int32(grid_dim.y * block_dim.y)
 
 
