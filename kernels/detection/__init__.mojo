@@ -9,5 +9,6 @@ positions.mojo      ps_roi_align and ps_roi_pool on any device: every bin reads 
 deformable.mojo     a deformable convolution's points
 columns_cpu.mojo    its columns and gradients on a CPU
 columns_gpu.mojo    the same on a GPU
+dispatch.mojo       which kernel runs a call
 entries.mojo        the entries in libraries
 """

@@ -290,7 +290,7 @@ def columns_offset_gradient_gpu[
 
 
 @no_inline
-def columns_input_gradient_gpu[
+def columns_input_gradient_in_order_gpu[
     dtype: DType, sums: DType, //
 ](
     ctx: DeviceContext,
@@ -299,26 +299,41 @@ def columns_input_gradient_gpu[
     offset: Ptr[dtype],
     mask: Ptr[dtype],
     p: DeformableProblem,
-    deterministic: Bool,
 ) raises:
-    """The images' gradient, added atomically unless it shall be deterministic.
-    """
+    """The images' gradient: a thread adds up a channel of an image."""
     ctx.enqueue_memset(dx, 0)
     if points(p) == 0:
         return
     _check(p)
     var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
-    if deterministic:
-        ctx.enqueue_function[deformed_dgrad_input_in_order[dtype]](
-            image,
-            dcolumns,
-            offset,
-            mask,
-            p,
-            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
-            block_dim=THREADS,
-        )
+    ctx.enqueue_function[deformed_dgrad_input_in_order[dtype]](
+        image,
+        dcolumns,
+        offset,
+        mask,
+        p,
+        grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
+        block_dim=THREADS,
+    )
+
+
+@no_inline
+def columns_input_gradient_atomic_gpu[
+    dtype: DType, sums: DType, //
+](
+    ctx: DeviceContext,
+    dx: DeviceBuffer[sums],
+    dcolumns: Ptr[dtype],
+    offset: Ptr[dtype],
+    mask: Ptr[dtype],
+    p: DeformableProblem,
+) raises:
+    """The images' gradient, added atomically."""
+    ctx.enqueue_memset(dx, 0)
+    if points(p) == 0:
         return
+    _check(p)
+    var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
     var lanes = _lanes(p)
     ctx.enqueue_function[deformed_dgrad_input_atomic[dtype]](
         image,

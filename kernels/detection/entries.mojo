@@ -1,44 +1,14 @@
 """The entries of detection's operators, in libraries for any device."""
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.library import Arguments
 from ..common.check import check_equal
-from ..common.pointer import Ptr, accumulation_type
-from .columns_cpu import (
-    columns_cpu,
-    columns_input_gradient_cpu,
-    columns_offset_gradient_cpu,
-)
-from .columns_gpu import (
-    columns_gpu,
-    columns_input_gradient_gpu,
-    columns_offset_gradient_gpu,
-)
+from ..common.pointer import accumulation_type
+from . import dispatch
 from .deformable import DeformableProblem, DeformedAxis
-from .positions import (
-    positions_cpu,
-    positions_gpu,
-    positions_gradient_cpu,
-    positions_gradient_gpu,
-)
 from .problem import REGION, RegionsProblem
-from .regions_cpu import (
-    align_cpu,
-    align_gradient_cpu,
-    check_images,
-    maxima_cpu,
-    maxima_gradient_cpu,
-)
-from .regions_gpu import (
-    align_gpu,
-    check_sizes,
-    maxima_gpu,
-    regions_gradient_gpu,
-)
-from .scatter_gpu import scatter_positions_gpu, scatter_regions_gpu
 
 
 @fieldwise_init
@@ -176,11 +146,7 @@ def roi_align_fprop[
     var p = _regions_problem[False](x.shape(), y.shape(), regions.shape(), own)
     if y.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        align_cpu(y.data, x.data, regions.data, p)
-    else:
-        align_gpu(ctx, y.data, x.data, regions.data, p)
+    dispatch.align[target](y.data, x.data, regions.data, p, ctx)
 
 
 def roi_align_dgrad[
@@ -197,25 +163,9 @@ def roi_align_dgrad[
     )
     if dx.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        align_gradient_cpu(dx.data, dy.data, regions.data, p)
-    else:
-        check_sizes(p)
-        var nothing = rebind[Ptr[DType.int32]](dx.data)
-        if own.deterministic:
-            regions_gradient_gpu[maxima=False](
-                ctx, dx.data, dy.data, nothing, regions.data, p
-            )
-        else:
-            scatter_regions_gpu[maxima=False](
-                ctx,
-                dx.to_device_buffer(ctx),
-                dy.data,
-                nothing,
-                regions.data,
-                p,
-            )
+    dispatch.align_gradient[target](
+        dx, dy.data, regions.data, p, own.deterministic, ctx
+    )
 
 
 def roi_pool_fprop[
@@ -232,11 +182,7 @@ def roi_pool_fprop[
         raise Error(t"places is {places.shape()}, y is {y.shape()}")
     if y.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        maxima_cpu(y.data, places.data, x.data, regions.data, p)
-    else:
-        maxima_gpu(ctx, y.data, places.data, x.data, regions.data, p)
+    dispatch.maxima[target](y.data, places.data, x.data, regions.data, p, ctx)
 
 
 def roi_pool_dgrad[
@@ -256,24 +202,9 @@ def roi_pool_dgrad[
         raise Error(t"places is {places.shape()}, dy is {dy.shape()}")
     if dx.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        maxima_gradient_cpu(dx.data, dy.data, regions.data, places.data, p)
-    else:
-        check_sizes(p)
-        if own.deterministic:
-            regions_gradient_gpu[maxima=True](
-                ctx, dx.data, dy.data, places.data, regions.data, p
-            )
-        else:
-            scatter_regions_gpu[maxima=True](
-                ctx,
-                dx.to_device_buffer(ctx),
-                dy.data,
-                places.data,
-                regions.data,
-                p,
-            )
+    dispatch.maxima_gradient[target](
+        dx, dy.data, places.data, regions.data, p, own.deterministic, ctx
+    )
 
 
 def ps_roi_fprop[
@@ -287,11 +218,9 @@ def ps_roi_fprop[
     var p = _regions_problem[True](x.shape(), y.shape(), regions.shape(), own)
     if y.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        positions_cpu[align=align](y.data, x.data, regions.data, p)
-    else:
-        positions_gpu[align=align](ctx, y.data, x.data, regions.data, p)
+    dispatch.positions[target, align=align](
+        y.data, x.data, regions.data, p, ctx
+    )
 
 
 def ps_roi_dgrad[
@@ -306,19 +235,9 @@ def ps_roi_dgrad[
     var p = _regions_problem[True](dx.shape(), dy.shape(), regions.shape(), own)
     if dx.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        check_images(regions.data, p)
-        positions_gradient_cpu[align=align](dx.data, dy.data, regions.data, p)
-    else:
-        check_sizes(p)
-        if own.deterministic:
-            positions_gradient_gpu[align=align](
-                ctx, dx.data, dy.data, regions.data, p
-            )
-        else:
-            scatter_positions_gpu[align=align](
-                ctx, dx.to_device_buffer(ctx), dy.data, regions.data, p
-            )
+    dispatch.positions_gradient[target, align=align](
+        dx, dy.data, regions.data, p, own.deterministic, ctx
+    )
 
 
 def _deformable_problem(
@@ -411,17 +330,9 @@ def deformable_columns[
     )
     if columns.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        columns_cpu(columns.data, x.data, offset.data, mask.data, p)
-    else:
-        columns_gpu(
-            ctx,
-            columns.data,
-            x.data,
-            offset.data,
-            mask.data,
-            p,
-        )
+    dispatch.columns[target](
+        columns.data, x.data, offset.data, mask.data, p, ctx
+    )
 
 
 def deformable_dgrad_input[
@@ -439,20 +350,9 @@ def deformable_dgrad_input[
     )
     if dx.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        columns_input_gradient_cpu(
-            dx.data, dcolumns.data, offset.data, mask.data, p
-        )
-    else:
-        columns_input_gradient_gpu(
-            ctx,
-            dx.to_device_buffer(ctx),
-            dcolumns.data,
-            offset.data,
-            mask.data,
-            p,
-            own.deterministic,
-        )
+    dispatch.columns_input_gradient[target](
+        dx, dcolumns.data, offset.data, mask.data, p, own.deterministic, ctx
+    )
 
 
 def deformable_dgrad_offset[
@@ -476,24 +376,13 @@ def deformable_dgrad_offset[
         )
     if doffset.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        columns_offset_gradient_cpu(
-            doffset.data,
-            dmask.data,
-            dcolumns.data,
-            x.data,
-            offset.data,
-            mask.data,
-            p,
-        )
-    else:
-        columns_offset_gradient_gpu(
-            ctx,
-            doffset.data,
-            dmask.data,
-            dcolumns.data,
-            x.data,
-            offset.data,
-            mask.data,
-            p,
-        )
+    dispatch.columns_offset_gradient[target](
+        doffset.data,
+        dmask.data,
+        dcolumns.data,
+        x.data,
+        offset.data,
+        mask.data,
+        p,
+        ctx,
+    )

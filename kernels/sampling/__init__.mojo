@@ -3,5 +3,6 @@
 problem.mojo    sizes, and what a point reads: pixels, weights and their derivatives
 cpu.mojo        vectors of points, or of channels where these are innermost
 gpu.mojo        one thread for each point, or each vector of channels of one
+dispatch.mojo   which kernel runs a call
 entries.mojo    the entries in libraries
 """

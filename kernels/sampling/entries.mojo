@@ -5,14 +5,12 @@ has three axes.
 """
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.check import check_equal
 from ..common.library import Arguments
 from ..common.pointer import accumulation_type
-from .cpu import sample_cpu, sample_grid_gradient_cpu, sample_input_gradient_cpu
-from .gpu import sample_gpu, sample_grid_gradient_gpu, sample_input_gradient_gpu
+from . import dispatch
 from .problem import SampledAxis, SamplingProblem
 
 
@@ -99,14 +97,9 @@ def sample_fprop[
     )
     if Int(p.batch) * p.result() == 0:
         return
-    comptime if is_cpu[target]():
-        sample_cpu[channels_last=channels_last, T=taps, deep=deep](
-            y.data, x.data, grid.data, p
-        )
-    else:
-        sample_gpu[channels_last=channels_last, T=taps, deep=deep](
-            ctx, y.data, x.data, grid.data, p
-        )
+    dispatch.sample[target, channels_last=channels_last, T=taps, deep=deep](
+        y.data, x.data, grid.data, p, ctx
+    )
 
 
 def sample_dgrad_grid[
@@ -129,14 +122,9 @@ def sample_dgrad_grid[
         raise Error(t"dgrid is {dgrid.shape()}, the grid {grid.shape()}")
     if dgrid.shape().flattened_length() == 0:
         return
-    comptime if is_cpu[target]():
-        sample_grid_gradient_cpu[
-            channels_last=channels_last, T=taps, deep=deep
-        ](dgrid.data, dy.data, x.data, grid.data, p)
-    else:
-        sample_grid_gradient_gpu[
-            channels_last=channels_last, T=taps, deep=deep
-        ](ctx, dgrid.data, dy.data, x.data, grid.data, p)
+    dispatch.grid_gradient[
+        target, channels_last=channels_last, T=taps, deep=deep
+    ](dgrid.data, dy.data, x.data, grid.data, p, ctx)
 
 
 def sample_dgrad_input[
@@ -157,18 +145,6 @@ def sample_dgrad_input[
     )
     if Int(p.batch) * p.image() == 0:
         return
-    comptime if is_cpu[target]():
-        sample_input_gradient_cpu[
-            channels_last=channels_last, T=taps, deep=deep
-        ](dx.data, dy.data, grid.data, p)
-    else:
-        sample_input_gradient_gpu[
-            channels_last=channels_last, T=taps, deep=deep
-        ](
-            ctx,
-            dx.to_device_buffer(ctx),
-            dy.data,
-            grid.data,
-            p,
-            numbers.deterministic,
-        )
+    dispatch.input_gradient[
+        target, channels_last=channels_last, T=taps, deep=deep
+    ](dx, dy.data, grid.data, p, numbers.deterministic, ctx)

@@ -376,7 +376,7 @@ def sample_grid_gradient_gpu[
     )
 
 
-def sample_input_gradient_gpu[
+def sample_input_gradient_in_order_gpu[
     dtype: DType, sums: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](
     ctx: DeviceContext,
@@ -384,28 +384,41 @@ def sample_input_gradient_gpu[
     dy: Ptr[dtype],
     grid: Ptr[dtype],
     p: SamplingProblem,
-    deterministic: Bool,
 ) raises:
-    """The image's gradient, added atomically unless it shall be deterministic.
-    """
+    """The image's gradient: a thread adds up a channel of an image."""
     _check(p)
     ctx.enqueue_memset(dx, 0)
     if p.points == 0:
         return
     var result = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
-    if deterministic:
-        comptime kernel = sample_input_gradient_in_order[
-            dtype, channels_last, T, deep
-        ]
-        ctx.enqueue_function[kernel](
-            result,
-            dy,
-            grid,
-            p,
-            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
-            block_dim=THREADS,
-        )
+    comptime kernel = sample_input_gradient_in_order[
+        dtype, channels_last, T, deep
+    ]
+    ctx.enqueue_function[kernel](
+        result,
+        dy,
+        grid,
+        p,
+        grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
+        block_dim=THREADS,
+    )
+
+
+def sample_input_gradient_atomic_gpu[
+    dtype: DType, sums: DType, //, *, channels_last: Bool, T: Int, deep: Bool
+](
+    ctx: DeviceContext,
+    dx: DeviceBuffer[sums],
+    dy: Ptr[dtype],
+    grid: Ptr[dtype],
+    p: SamplingProblem,
+) raises:
+    """The image's gradient, added atomically."""
+    _check(p)
+    ctx.enqueue_memset(dx, 0)
+    if p.points == 0:
         return
+    var result = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
     var inner = Int(p.channels)
     var items = Int(p.points) * inner
     var together = 1

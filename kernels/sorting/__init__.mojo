@@ -3,5 +3,6 @@
 keys.mojo       an element's key
 cpu.mojo        a row for each core
 gpu.mojo        a row over several blocks
+dispatch.mojo   which kernel runs a call
 entries.mojo    the entry in libraries
 """

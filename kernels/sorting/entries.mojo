@@ -4,11 +4,9 @@ x is [rows, length]; values and indices, int64, are [rows, count].
 """
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 
 from ..common.library import Arguments
-from .cpu import sort_cpu
-from .gpu import sort_gpu
+from . import dispatch
 from .keys import Sorting
 
 
@@ -40,9 +38,6 @@ def sort_rows[
         )
     if sorting.rows * sorting.count == 0:
         return
-    comptime if is_cpu[target]():
-        sort_cpu[dtype, descending](values.data, indices.data, x.data, sorting)
-    else:
-        sort_gpu[dtype, descending](
-            values.data, indices.data, x.data, sorting, ctx
-        )
+    dispatch.sort[target, dtype, descending](
+        values.data, indices.data, x.data, sorting, ctx
+    )

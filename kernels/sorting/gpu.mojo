@@ -33,9 +33,6 @@ comptime DIGIT_BITS = 4
 """Bits of a key that a pass sorts by."""
 comptime DIGITS = 1 << DIGIT_BITS
 
-comptime SHORT = 512
-"""Elements of the longest row that is sorted by counting: what costs less than the launches of the passes."""
-
 
 @always_inline
 def _index(order: Ptr[DType.int32], i: Int, row: Int, shift: Int32) -> Int:
@@ -196,7 +193,7 @@ def sort_short_kernel[
 
 
 @no_inline
-def sort_gpu[
+def sort_short_gpu[
     dtype: DType, descending: Bool
 ](
     values: Ptr[dtype],
@@ -205,20 +202,33 @@ def sort_gpu[
     sorting: Sorting,
     ctx: DeviceContext,
 ) raises:
+    """By counting: the time grows with the square of a row's length."""
+    var size = sorting.rows * sorting.length
+    ctx.enqueue_function[sort_short_kernel[dtype, descending]](
+        values,
+        indices,
+        x,
+        Int64(size),
+        Int64(sorting.length),
+        Int64(sorting.count),
+        grid_dim=ceildiv(size, THREADS),
+        block_dim=THREADS,
+    )
+
+
+@no_inline
+def sort_digits_gpu[
+    dtype: DType, descending: Bool
+](
+    values: Ptr[dtype],
+    indices: Ptr[DType.int64],
+    x: Ptr[dtype],
+    sorting: Sorting,
+    ctx: DeviceContext,
+) raises:
+    """By one digit after the other."""
     var tiles = ceildiv(sorting.length, TILE)
     var size = sorting.rows * sorting.length
-    if sorting.length <= SHORT:
-        ctx.enqueue_function[sort_short_kernel[dtype, descending]](
-            values,
-            indices,
-            x,
-            Int64(size),
-            Int64(sorting.length),
-            Int64(sorting.count),
-            grid_dim=ceildiv(size, THREADS),
-            block_dim=THREADS,
-        )
-        return
     var counts = scratch[DType.int32](ctx, sorting.rows * tiles * DIGITS)
     var first = scratch[DType.int32](ctx, size)
     var second = scratch[DType.int32](ctx, size)
