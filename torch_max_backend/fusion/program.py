@@ -12,6 +12,7 @@ from max.dtype import DType
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
+from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
@@ -147,6 +148,19 @@ class Program:
     def symbol(self) -> str:
         """The name of the exported C function."""
         return symbol_of(f"torch_max_{self.entry}_{self._name}_{self.target}", (module for module, _ in self.imports))
+
+    def extents(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        """What a call computes: how many elements or tensors, or a convolution's result, source and filter.
+
+        Args:
+            numbers: of the call's words those that are no addresses.
+        """
+        if self.entry.endswith("_many"):
+            return [numbers[:1]]
+        if self.convolution:
+            first = len(CONVOLUTION["conv_fprop"].numbers)
+            return [numbers[start : start + 5] for start in range(first, first + 15, 5)]
+        return [numbers[1 : 4 if self.reduction is not None else 2]]
 
     @property
     def expression(self) -> str:

@@ -64,6 +64,14 @@ class RowsFunction:
         """The name of the exported C function."""
         return symbol_of(f"torch_max_rows_{self._digest}_{self.target}", (module for module, _ in self.imports))
 
+    def extents(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        """Rows, and their elements.
+
+        Args:
+            numbers: of a call's words those that are no addresses.
+        """
+        return [numbers[:2]]
+
     @property
     def expression(self) -> str:
         """The entry with its programs as a type."""

@@ -19,7 +19,7 @@ from torch_max_backend.launch_list.memory import (
     rounded_up,
 )
 from torch_max_backend.launch_list.schedule import launch_order
-from torch_max_backend.mojo_ops.indexing import JoinedDimensions
+from torch_max_backend.mojo_ops.functions import Facts
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
@@ -80,11 +80,11 @@ class Indexing:
 
     Attributes:
         line: of the user's code, "" where it is not known.
-        sizes: of the dimensions, where several indices become one place.
+        facts: of the call.
     """
 
     line: str = ""
-    sizes: tuple[int, ...] = ()
+    facts: Facts = field(default_factory=Facts)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class _Lister:
         workspace, reused, leases = self._place_the_rest(spare, packed, uses, free)
         launches = tuple(
             Launch(call.function.symbol, tuple(self._placed(call, word) for word in call.words), call.op,
-                   _indexing(call))
+                   Indexing(call.line, call.facts or Facts()) if call.reports else None)
             for call in self._calls
         )  # fmt: skip
         made = tuple(self._place(home) for home in homes)
@@ -435,12 +435,6 @@ def _memories(arguments: Sequence[Value], spare: Sequence[int], packed: Mapping[
         offset, number = ordered[-1]
         found.append(_Memory(anchor, offset - first + arguments[number].bytes, tuple(parts)))
     return found
-
-
-def _indexing(call: Call) -> Indexing | None:
-    if not call.reports:
-        return None
-    return Indexing(call.line, call.facts.sizes if isinstance(call.facts, JoinedDimensions) else ())
 
 
 def home_of(value: Value) -> Value:

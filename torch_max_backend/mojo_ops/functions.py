@@ -161,7 +161,16 @@ class LibraryFunction:
 
 
 class Facts:
-    """What passes have to know of a call beyond its operands' shapes and its numbers: a family's own type."""
+    """What is known of a call beyond its operands' shapes and its numbers: a family's own type."""
+
+    def outside(self, index: int, size: int) -> str:
+        """What an error says of an index that the call's kernels have reported.
+
+        Args:
+            index: as it was reported.
+            size: of the dimension that it is outside of.
+        """
+        return f"{index} in a dimension of {size}"
 
 
 @dataclass(frozen=True)

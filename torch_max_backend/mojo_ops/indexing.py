@@ -45,6 +45,12 @@ class JoinedDimensions(functions.Facts):
 
     sizes: tuple[int, ...]
 
+    def outside(self, index: int, size: int) -> str:
+        """Several indices, one of which is outside of its dimension, are told together."""
+        if index == SEVERAL and self.sizes:
+            return f"an index into dimensions of {', '.join(map(str, self.sizes))}"
+        return super().outside(index, size)
+
 
 SEVERAL = -(2**62)
 """Stands for an index into several dimensions, one of which it is outside of."""

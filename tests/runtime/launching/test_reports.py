@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from torch_max_backend.launch_list import Indexing, Launch
-from torch_max_backend.mojo_ops.indexing import SEVERAL
+from torch_max_backend.mojo_ops.indexing import SEVERAL, JoinedDimensions
 from torch_max_backend.runtime.launching.reports import Reports
 
 
@@ -35,7 +35,7 @@ def test_the_first_launch_is_named_and_all_reports_are_dropped() -> None:
 
 def test_an_index_into_several_dimensions_names_them() -> None:
     reports = Reports(pinned=False)
-    record = reports.record(Launch("f", (), "index", Indexing("", (4, 5))))
+    record = reports.record(Launch("f", (), "index", Indexing("", JoinedDimensions((4, 5)))))
     _report(reports, record, SEVERAL, 20)
     error = reports.taken()
     assert str(error) == "aten.index: index out of range: an index into dimensions of 4, 5"

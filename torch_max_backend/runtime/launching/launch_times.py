@@ -18,7 +18,6 @@ from rich.table import Table
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.fusion.rows import RowsFunction
 from torch_max_backend.launch_list import Launch, LaunchList, Place
-from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.functions import LibraryFunction, required
 from torch_max_backend.runtime.engine.streams import stream_sync
 from torch_max_backend.torch_compat import occupy_gpu
@@ -227,11 +226,10 @@ class _EventTimer(_WallTimer):
 def _described(launch: Launch) -> tuple[str, str, str]:
     """Entry, name and sizes."""
     function = next((each for each in required() if each.symbol == launch.function), None)
-    if isinstance(function, Program):
-        return function.entry, function.name, _extents_of_program(function.entry, launch)
-    if isinstance(function, RowsFunction):
-        # Rows, and their elements.
-        return function.entry, function.name, "x".join(map(str, launch.words[:2]))
+    if isinstance(function, Program | RowsFunction):
+        numbers = [word for word in launch.words if isinstance(word, int)]
+        shapes = function.extents(numbers)
+        return function.entry, function.name, " ".join("x".join(map(str, shape)) for shape in shapes)
     name = _KERNEL.sub("", launch.function)
     entry = (function.rest or function).entry if isinstance(function, LibraryFunction) else name
     return entry, name, " ".join(_extents(launch.words))
@@ -247,15 +245,3 @@ def _extents(words: Sequence[int | Place]) -> Iterator[str]:
         else:
             extents.append(str(word))
     yield from ["x".join(extents)] if extents else []
-
-
-def _extents_of_program(entry: str, launch: Launch) -> str:
-    numbers = [word for word in launch.words if isinstance(word, int)]
-    if entry.endswith("_many"):
-        return str(numbers[0])
-    if entry.startswith("conv_pointwise"):
-        # Result, source and filter.
-        first = len(CONVOLUTION["conv_fprop"].numbers)
-        shapes = (numbers[start : start + 5] for start in range(first, first + 15, 5))
-        return " ".join("x".join(map(str, shape)) for shape in shapes)
-    return "x".join(map(str, numbers[1 : 4 if entry == "reduction" else 2]))

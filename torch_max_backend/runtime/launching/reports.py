@@ -18,8 +18,7 @@ import torch
 from max.driver import is_virtual_device_mode
 
 from torch_max_backend.errors import IndexOutsideError
-from torch_max_backend.launch_list import Launch
-from torch_max_backend.mojo_ops.indexing import SEVERAL
+from torch_max_backend.launch_list import Indexing, Launch
 
 log = logging.getLogger("torch_max_backend")
 
@@ -119,12 +118,9 @@ class Reports:
 
 def _error(record: _Record) -> IndexOutsideError:
     size, index = int(record.words[0]) - 1, int(record.words[1])
-    indexing = record.launch.indexing
-    several = indexing.sizes if indexing is not None and index == SEVERAL else ()
-    what = f"{index} in a dimension of {size}"
-    if several:
-        what = f"an index into dimensions of {', '.join(map(str, several))}"
-    at = f"\n  at: {indexing.line}" if indexing is not None and indexing.line else ""
+    indexing = record.launch.indexing or Indexing()
+    at = f"\n  at: {indexing.line}" if indexing.line else ""
+    what = indexing.facts.outside(index, size)
     return IndexOutsideError(f"aten.{record.launch.ops or 'index'}: index out of range: {what}{at}")
 
 
