@@ -2,5 +2,6 @@
 
 transpose.mojo      permuted copies, in tiles
 concatenate.mojo    many tensors beside each other
+dispatch.mojo       which kernel runs a call
 entries.mojo        the entries in libraries
 """

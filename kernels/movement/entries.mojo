@@ -4,18 +4,13 @@ A call has a list of numbers, its geometry, then the addresses of results and so
 """
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 from std.utils.index import IndexList
 
 from ..common.library import Arguments
 from ..common.pointer import Ptr
-from .concatenate import (
-    MAX_PARTS,
-    ConcatenatedParts,
-    concatenate_cpu,
-    concatenate_gpu,
-)
-from .transpose import MAX_DIGITS, Permutation, transpose_cpu, transpose_gpu
+from . import dispatch
+from .concatenate import MAX_PARTS, ConcatenatedParts
+from .transpose import MAX_DIGITS, Permutation
 
 
 def transpose[
@@ -38,10 +33,7 @@ def transpose[
     var permutation = Permutation(count, extents, strides)
     var y = Ptr[dtype](unsafe_from_address=arguments.take_word())
     var x = Ptr[dtype](unsafe_from_address=arguments.take_word())
-    comptime if is_cpu[target]():
-        transpose_cpu[dtype](y, x, permutation)
-    else:
-        transpose_gpu[dtype](y, x, permutation, ctx)
+    dispatch.transpose[target](y, x, permutation, ctx)
 
 
 def concatenate[
@@ -68,8 +60,5 @@ def concatenate[
             parts.data[k] = arguments.take_word()
             parts.widths[k] = Int(geometry[1 + first + k])
             width += parts.widths[k]
-        comptime if is_cpu[target]():
-            concatenate_cpu[dtype](y, parts, several, width)
-        else:
-            concatenate_gpu[dtype](y, parts, several, ctx)
+        dispatch.concatenate[target](y, parts, several, width, ctx)
         y = y.unsafe_offset(width)

@@ -303,11 +303,22 @@ def narrow_transpose_kernel[
 
 
 @no_inline
-def transpose_gpu[
+def narrow_transpose_can_implement(
+    permutation: Permutation,
+) -> Optional[String]:
+    """None, or why tiles cannot be as narrow as the tensor."""
+    if min(permutation.columns, permutation.rows) > NARROW:
+        return String("neither rows nor columns are few")
+    return None
+
+
+@no_inline
+def narrow_transpose_gpu[
     dtype: DType
 ](
     y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
 ) raises:
+    """Of few columns, or few rows."""
     comptime for few_columns in [True, False]:
         var count = permutation.columns if few_columns else permutation.rows
         comptime for few in [4, NARROW]:
@@ -328,6 +339,15 @@ def transpose_gpu[
                     block_dim=NARROW_THREADS,
                 )
                 return
+
+
+@no_inline
+def transpose_gpu[
+    dtype: DType
+](
+    y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
+) raises:
+    """In square tiles."""
     var tiling = TransposeTiles(permutation, GPU_TILE, GPU_TILE)
     ctx.enqueue_function[transpose_kernel[dtype]](
         y,

@@ -5,18 +5,13 @@ read, as in pointwise/entries.mojo. Then come the operands' addresses, results f
 """
 
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 
-from ..common.gpu import VECTOR_BYTES
 from ..common.library import Arguments
 from ..pointwise.entries import operands_of
 from ..pointwise.many import TensorTable, words_of_tensors
 from ..pointwise.program import ProgramOperands, RunPositions
-from .cpu import reduction_cpu
-from .gpu import reduction_gpu
-from .many import reduction_many_cpu, reduction_many_gpu
+from . import dispatch
 from .program import Reduction
-from .scan import cumsum_cpu, cumsum_gpu
 from .values import Extents, Values
 
 
@@ -47,15 +42,12 @@ def reduction[
     var operands = operands_of[count, dims, guards, numbers](
         loop_nest, 3, arguments
     )
-    comptime if is_cpu[target]():
-        reduction_cpu[P, vector, rows](operands, extents)
-    else:
-        var together = 0
-        comptime for n in range(results, count - guards - numbers):
-            together |= operands.data[n]
-        reduction_gpu[P, vector, parts, rows](
-            operands, extents, together % VECTOR_BYTES == 0, ctx
-        )
+    var addresses = 0
+    comptime for n in range(results, count - guards - numbers):
+        addresses |= operands.data[n]
+    dispatch.reduction[target, P, vector, parts, rows](
+        operands, extents, addresses, ctx
+    )
 
 
 def reduction_many[
@@ -77,10 +69,7 @@ def reduction_many[
     var tensors = arguments.take_word()
     var words = words_of_tensors[count](arguments, tensors)
     var table = TensorTable[count](Int(words.unsafe_ptr()), tensors)
-    comptime if is_cpu[target]():
-        reduction_many_cpu[P, vector](table)
-    else:
-        reduction_many_gpu[P, vector, ordered](table, ctx)
+    dispatch.reduction_many[target, P, vector, ordered](table, ctx)
     _ = words^
 
 
@@ -88,13 +77,10 @@ def cumsum[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """Running sums along the middle axis of x [outer, count, inner]."""
-    comptime acc = DType.float32 if dtype == DType.bfloat16 or dtype == DType.float16 else dtype
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
     if y.shape() != x.shape():
         raise Error(t"cumsum: y is {y.shape()}, x is {x.shape()}")
     var extents = Extents(x.dim_size(0), x.dim_size(1), x.dim_size(2))
-    comptime if is_cpu[target]():
-        cumsum_cpu[dtype, acc](y.data, x.data, extents)
-    else:
-        cumsum_gpu[dtype, acc](y.data, x.data, extents, ctx)
+    if extents.size() != 0:
+        dispatch.cumsum[target](y.data, x.data, extents, ctx)

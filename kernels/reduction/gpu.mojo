@@ -347,7 +347,7 @@ def _reduce[
 
 
 @no_inline
-def _launch[
+def reduction_gpu[
     P: ReductionProgram,
     width: Int,
     parts: Int,
@@ -357,6 +357,8 @@ def _launch[
     extents: Extents,
     ctx: DeviceContext,
 ) raises:
+    """Reduces, by vectors of `width` elements, which divides the extent that lies together.
+    """
     var outputs = extents.outputs()
     # Lanes of a row, or threads beside each other.
     var lanes = 1
@@ -413,29 +415,3 @@ def _launch[
         block_dim=MERGE_BLOCK_THREADS,
     )
     _ = buffer^
-
-
-@no_inline
-def reduction_gpu[
-    P: ReductionProgram,
-    vector: Int,
-    parts: Int,
-    rows: Bool,
-](
-    operands: ProgramOperands[P.COUNT, P.DIMS],
-    extents: Extents,
-    aligned: Bool,
-    ctx: DeviceContext,
-) raises:
-    """Reduces, by vectors where all inputs are `aligned` for them: `vector` divides the extent that lies together.
-    """
-    comptime if vector > 1:
-        if aligned:
-            _launch[
-                P,
-                vector,
-                parts,
-                rows,
-            ](operands, extents, ctx)
-            return
-    _launch[P, 1, parts, rows](operands, extents, ctx)

@@ -98,26 +98,30 @@ def cumsum_rows_kernel[
 
 
 @no_inline
-def cumsum_gpu[
+def cumsum_rows_gpu[
     dtype: DType, acc: DType
 ](y: Ptr[dtype], x: Ptr[dtype], extents: Extents, ctx: DeviceContext) raises:
-    if extents.size() == 0:
-        return
-    if extents.inner == 1:
-        ctx.enqueue_function[cumsum_rows_kernel[dtype, acc]](
-            y,
-            x,
-            Int64(extents.reduced),
-            grid_dim=extents.outer,
-            block_dim=THREADS,
-        )
-    else:
-        ctx.enqueue_function[cumsum_columns_kernel[dtype, acc]](
-            y,
-            x,
-            Int64(extents.outer),
-            Int64(extents.reduced),
-            Int64(extents.inner),
-            grid_dim=ceildiv(extents.outputs(), THREADS),
-            block_dim=THREADS,
-        )
+    """A block for each row; `inner` is 1."""
+    ctx.enqueue_function[cumsum_rows_kernel[dtype, acc]](
+        y,
+        x,
+        Int64(extents.reduced),
+        grid_dim=extents.outer,
+        block_dim=THREADS,
+    )
+
+
+@no_inline
+def cumsum_columns_gpu[
+    dtype: DType, acc: DType
+](y: Ptr[dtype], x: Ptr[dtype], extents: Extents, ctx: DeviceContext) raises:
+    """A thread for each column."""
+    ctx.enqueue_function[cumsum_columns_kernel[dtype, acc]](
+        y,
+        x,
+        Int64(extents.outer),
+        Int64(extents.reduced),
+        Int64(extents.inner),
+        grid_dim=ceildiv(extents.outputs(), THREADS),
+        block_dim=THREADS,
+    )
