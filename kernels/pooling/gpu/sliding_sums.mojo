@@ -85,6 +85,151 @@ struct SlidingShape(TrivialRegisterPassable):
     var aligned: Bool
     var uniform: Bool
 
+    def together(self) -> Bool:
+        """Whether one channel's columns are loaded and stored together."""
+        return self.channels == 1 and self.aligned
+
+
+struct WindowsAbove[S: SlidingShape](Movable):
+    """The rows and columns of windows above a tile: where they lie in a slab, whether they are there, and, where divisors
+    differ, what each contributes to one over its divisor."""
+
+    comptime ROWS = Self.S.rows + K - 1
+    comptime COLUMNS = Self.S.columns + K - 1
+    comptime FIRST = PADDING - K + 1
+    """The first column of windows, counted from the tile's."""
+
+    var row_at: Array[Int32, Self.ROWS]
+    var live: Array[Bool, Self.ROWS]
+    var columns: Array[Int32, Self.COLUMNS]
+    var inside: Array[Bool, Self.COLUMNS]
+    var scale_w: Array[Float32, Self.COLUMNS]
+    var scale_h: Array[Float32, Self.ROWS]
+
+    @always_inline
+    def __init__(out self, p: PoolingParams, w0: Int32, h0: Int32):
+        self.row_at = Array[Int32, Self.ROWS](fill=0)
+        self.live = Array[Bool, Self.ROWS](fill=False)
+        self.columns = Array[Int32, Self.COLUMNS](fill=0)
+        self.inside = Array[Bool, Self.COLUMNS](fill=False)
+        self.scale_w = Array[Float32, Self.COLUMNS](fill=1)
+        self.scale_h = Array[Float32, Self.ROWS](fill=1)
+        var include = p.include_pad != 0
+        comptime if not Self.S.uniform:
+            comptime for i in range(Self.COLUMNS):
+                self.scale_w[i] = p.w.scale[False](
+                    w0 + Int32(Self.FIRST + i), include
+                )
+            comptime for r in range(Self.ROWS):
+                self.scale_h[r] = p.h.scale[False](
+                    h0 + p.h.padding + Int32(r - (K - 1)), include
+                )
+        comptime for r in range(Self.ROWS):
+            var oh = h0 + p.h.padding + Int32(r - (K - 1))
+            self.live[r] = oh >= 0 and oh < p.h.output
+            self.row_at[r] = (
+                min(max(oh, 0), p.h.output - 1) * p.w.output * p.channels
+            )
+        comptime for i in range(Self.COLUMNS):
+            var ow = w0 + Int32(Self.FIRST + i)
+            self.inside[i] = ow >= 0 and ow < p.w.output
+            self.columns[i] = min(max(ow, 0), p.w.output - 1)
+
+
+@always_inline
+def _fetch_slab[
+    dtype: DType, S: SlidingShape
+](dy_d: Ptr[dtype], above: WindowsAbove[S], p: PoolingParams, w0: Int32):
+    """Asks for a slab of windows; tiles beside this one bring what surrounds it.
+    """
+    comptime for r in range(K - 1, S.rows + K - 1):
+        comptime if S.together():
+            fetch(dy_d.unsafe_offset(Int(above.row_at[r - 1] + w0)))
+        else:
+            comptime for j in range(S.columns):
+                fetch(
+                    dy_d.unsafe_offset(
+                        Int(
+                            above.row_at[r - 1]
+                            + above.columns[j - above.FIRST] * p.channels
+                        )
+                    )
+                )
+
+
+@always_inline
+def _box_sums[
+    dtype: DType, S: SlidingShape
+](
+    dy_d: Ptr[dtype],
+    above: WindowsAbove[S],
+    p: PoolingParams,
+    w0: Int32,
+    scale_d: Float32,
+) -> Array[SIMD[DType.float32, S.channels], S.rows * S.columns]:
+    """For each pixel the sum over a slab's windows above it."""
+    comptime TW = S.columns
+    comptime V = S.channels
+    comptime N = above.COLUMNS
+    comptime FIRST = above.FIRST
+    comptime Sums = SIMD[DType.float32, V]
+    var new = Array[Sums, S.rows * TW](fill=Sums(0))
+    # No load hangs on a condition, so that all are under way together; what lies outside is dropped after.
+    var rows = Array[Array[SIMD[dtype, V], N], above.ROWS](
+        fill=Array[SIMD[dtype, V], N](fill=SIMD[dtype, V](0))
+    )
+    comptime for r in range(above.ROWS):
+        var row = dy_d.unsafe_offset(Int(above.row_at[r]))
+        comptime if S.together():
+            comptime bytes = TW * size_of[dtype]()
+            var run = row.unsafe_load[width=TW, alignment=bytes](Int(w0))
+            comptime for j in range(TW):
+                rows[r][j - FIRST] = SIMD[dtype, V](run[j])
+        comptime for i in range(N):
+            comptime if not S.together() or i + FIRST < 0 or i + FIRST >= TW:
+                comptime bytes = V * size_of[dtype]()
+                rows[r][i] = row.unsafe_load[width=V, alignment=bytes](
+                    Int(above.columns[i] * p.channels)
+                )
+    comptime for r in range(above.ROWS):
+        var values = Array[Sums, N](fill=Sums(0))
+        comptime for i in range(N):
+            var value = rows[r][i].cast[DType.float32]()
+            values[i] = value if above.live[r] and above.inside[i] else Sums(0)
+            comptime if not S.uniform:
+                values[i] *= scale_d * above.scale_h[r] * above.scale_w[i]
+        comptime for j in range(TW):
+            var sum = values[j] + values[j + 1] + values[j + 2]
+            comptime for up in range(K):
+                comptime if r - up >= 0 and r - up < S.rows:
+                    new[(r - up) * TW + j] += sum
+    return new^
+
+
+@always_inline
+def _store_row[
+    dtype: DType, V: Int, TW: Int, //, S: SlidingShape
+](
+    dx: Ptr[dtype],
+    sums: Array[SIMD[DType.float32, V], TW],
+    p: PoolingParams,
+    w0: Int32,
+):
+    """A row of a tile, as far as pixels are there."""
+    comptime if S.together():
+        var values = SIMD[DType.float32, TW](0)
+        comptime for j in range(TW):
+            values[j] = sums[j][0]
+        dx.unsafe_store[alignment=TW * size_of[dtype]()](
+            0, values.cast[dtype]()
+        )
+    else:
+        comptime for j in range(TW):
+            if w0 + Int32(j) < p.w.input:
+                dx.unsafe_store[alignment=V * size_of[dtype]()](
+                    j * Int(p.channels), sums[j].cast[dtype]()
+                )
+
 
 @always_inline
 def slide_tile[
@@ -100,10 +245,6 @@ def slide_tile[
     comptime TW = S.columns
     comptime RH = S.rows
     comptime V = S.channels
-    # One channel's columns are loaded and stored together.
-    comptime together = V == 1 and S.aligned
-    comptime N = TW + K - 1
-    comptime FIRST = PADDING - K + 1
     comptime Sums = SIMD[DType.float32, V]
     comptime Tile = Array[Sums, RH * TW]
     # Slabs that are fetched into the second-level cache before they are loaded, as measured on one H200.
@@ -124,91 +265,23 @@ def slide_tile[
     var dx_n = dx.unsafe_offset(
         Int(n) * Int(p.input_plane()) * Int(p.channels) + Int(c)
     )
-    var include = p.include_pad != 0
-    # Where divisors differ, what each window's place contributes to one over its divisor.
-    var scale_w = Array[Float32, N](fill=1)
-    var scale_h = Array[Float32, RH + K - 1](fill=1)
-    comptime if not S.uniform:
-        comptime for i in range(N):
-            scale_w[i] = p.w.scale[False](w0 + Int32(FIRST + i), include)
-        comptime for r in range(RH + K - 1):
-            scale_h[r] = p.h.scale[False](
-                h0 + p.h.padding + Int32(r - (K - 1)), include
-            )
-    # The windows' rows and columns, and whether they are there.
-    var row_at = Array[Int32, RH + K - 1](fill=0)
-    var live = Array[Bool, RH + K - 1](fill=False)
-    comptime for r in range(RH + K - 1):
-        var oh = h0 + p.h.padding + Int32(r - (K - 1))
-        live[r] = oh >= 0 and oh < p.h.output
-        row_at[r] = min(max(oh, 0), p.h.output - 1) * p.w.output * p.channels
-    var columns = Array[Int32, N](fill=0)
-    var inside = Array[Bool, N](fill=False)
-    comptime for i in range(N):
-        var ow = w0 + Int32(FIRST + i)
-        inside[i] = ow >= 0 and ow < p.w.output
-        columns[i] = min(max(ow, 0), p.w.output - 1)
+    var above = WindowsAbove[S](p, w0, h0)
     var older = Tile(fill=Sums(0))
     var old = Tile(fill=Sums(0))
     for od in range(d0 + p.d.padding - Int32(S.kd - 1), d1 + p.d.padding):
         var new = Tile(fill=Sums(0))
         if od >= 0 and od < p.d.output:
+            var slab = Int(p.h.output * p.w.output * p.channels)
             var dy_d = dy_n.unsafe_offset(
                 Int(od * p.h.output * p.w.output * p.channels)
             )
             var scale_d = Float32(1)
             comptime if not S.uniform:
-                scale_d = p.d.scale[False](od, include)
-            # Tiles beside this one bring what surrounds it.
+                scale_d = p.d.scale[False](od, p.include_pad != 0)
             comptime if AHEAD > 0:
                 if od + Int32(AHEAD) < p.d.output:
-                    var later = dy_d.unsafe_offset(
-                        AHEAD * Int(p.h.output * p.w.output * p.channels)
-                    )
-                    comptime for r in range(K - 1, RH + K - 1):
-                        comptime if together:
-                            fetch(later.unsafe_offset(Int(row_at[r - 1] + w0)))
-                        else:
-                            comptime for j in range(TW):
-                                fetch(
-                                    later.unsafe_offset(
-                                        Int(
-                                            row_at[r - 1]
-                                            + columns[j - FIRST] * p.channels
-                                        )
-                                    )
-                                )
-            # No load hangs on a condition, so that all are under way together; what lies outside is dropped after.
-            var rows = Array[Array[SIMD[dtype, V], N], RH + K - 1](
-                fill=Array[SIMD[dtype, V], N](fill=SIMD[dtype, V](0))
-            )
-            comptime for r in range(RH + K - 1):
-                var row = dy_d.unsafe_offset(Int(row_at[r]))
-                comptime if together:
-                    comptime bytes = TW * size_of[dtype]()
-                    var run = row.unsafe_load[width=TW, alignment=bytes](
-                        Int(w0)
-                    )
-                    comptime for j in range(TW):
-                        rows[r][j - FIRST] = SIMD[dtype, V](run[j])
-                comptime for i in range(N):
-                    comptime if not together or i + FIRST < 0 or i + FIRST >= TW:
-                        comptime bytes = V * size_of[dtype]()
-                        rows[r][i] = row.unsafe_load[width=V, alignment=bytes](
-                            Int(columns[i] * p.channels)
-                        )
-            comptime for r in range(RH + K - 1):
-                var values = Array[Sums, N](fill=Sums(0))
-                comptime for i in range(N):
-                    var value = rows[r][i].cast[DType.float32]()
-                    values[i] = value if live[r] and inside[i] else Sums(0)
-                    comptime if not S.uniform:
-                        values[i] *= scale_d * scale_h[r] * scale_w[i]
-                comptime for j in range(TW):
-                    var sum = values[j] + values[j + 1] + values[j + 2]
-                    comptime for up in range(K):
-                        comptime if r - up >= 0 and r - up < RH:
-                            new[(r - up) * TW + j] += sum
+                    _fetch_slab(dy_d.unsafe_offset(AHEAD * slab), above, p, w0)
+            new = _box_sums(dy_d, above, p, w0, scale_d)
         var d = od - p.d.padding
         if d >= d0:
             comptime for r in range(RH):
@@ -225,22 +298,7 @@ def slide_tile[
                             sums[j] += older[i] + old[i]
                         comptime if S.uniform:
                             sums[j] *= p.scale
-                    comptime if together:
-                        var values = SIMD[DType.float32, TW](0)
-                        comptime for j in range(TW):
-                            values[j] = sums[j][0]
-                        dx_n.unsafe_store[alignment=TW * size_of[dtype]()](
-                            at, values.cast[dtype]()
-                        )
-                    else:
-                        comptime for j in range(TW):
-                            if w0 + Int32(j) < p.w.input:
-                                dx_n.unsafe_store[
-                                    alignment=V * size_of[dtype]()
-                                ](
-                                    at + j * Int(p.channels),
-                                    sums[j].cast[dtype](),
-                                )
+                    _store_row[S](dx_n.unsafe_offset(at), sums, p, w0)
         comptime for i in range(RH * TW):
             older[i] = old[i]
             old[i] = new[i]
