@@ -414,8 +414,8 @@ PIXELWISE: frozenset[str] = frozenset({"unet", "unet3d", "deeplabv3"})
 """Models that put every pixel into a class."""
 
 
-def refuse_unknown(names: Collection[str], known: Collection[str] = tuple(MODELS)) -> None:
-    """Ends a command whose option ``--model`` names one that is not ``known``."""
+def refuse_unknown(names: Collection[str], known: Collection[str] = tuple(MODELS), option: str = "model") -> None:
+    """Ends a command whose option names one that is not ``known``."""
     unknown = set(names) - set(known)
     if unknown:
-        raise typer.BadParameter(f"--model is one of {', '.join(known)}, not {sorted(unknown)[0]!r}")
+        raise typer.BadParameter(f"--{option} is one of {', '.join(known)}, not {sorted(unknown)[0]!r}")

@@ -81,11 +81,8 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
-    if model not in zoo.MODELS:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
-    unknown = set(contender) - set(CONTENDERS)
-    if unknown:
-        raise typer.BadParameter(f"--contender is one of {', '.join(CONTENDERS)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown([model])
+    zoo.refuse_unknown(contender, CONTENDERS, "contender")
     if here:
         print(MARK + json.dumps(_step(contender[0], model, batch, size, device, amp)))
         return
@@ -94,9 +91,7 @@ def measure(
     states = {name: STATES[:1] if name == "eager" else STATES for name in contender}
     if prebuilt is not None and "max" in states:
         states["max"] = (*STATES, PREBUILT)
-    unknown = set(state) - {*STATES, PREBUILT}
-    if unknown:
-        raise typer.BadParameter(f"--state is one of {', '.join((*STATES, PREBUILT))}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(state, (*STATES, PREBUILT), "state")
     if "filled" in state and "empty" not in state:
         raise typer.BadParameter("--state filled needs --state empty, whose run fills the caches")
     runs = [(name, each) for name, some in states.items() for each in some if not state or each in state]

@@ -208,12 +208,9 @@ def measure(
                "mode": ("training", "inference"), "caches": ("empty", "kept")}  # fmt: skip
     settings = {"suite": suite, "device": device, "amp": amp, "mode": mode}
     for name, value in {**settings, "caches": caches}.items():
-        if value not in allowed[name]:
-            raise typer.BadParameter(f"--{name} is one of {', '.join(allowed[name])}, not {value!r}")
+        zoo.refuse_unknown([value], allowed[name], name)
     zoo.refuse_unknown([name for name in model if ":" not in name], tuple(known[suite]))
-    unknown = set(contender) - set(CONTENDERS[device])
-    if unknown:
-        raise typer.BadParameter(f"--contender is one of {'; '.join(CONTENDERS[device])}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown(contender, CONTENDERS[device], "contender")
     facts = {**settings, "cudnn_benchmark": search, "channels_last": device == "cuda", "caches": caches,
              "tolerance": tolerance(suite, mode, amp), "rule": RULE}  # fmt: skip
     results = Results(output, facts, key=("model", "contender"), order=("model",), retry=retry_failed)

@@ -102,11 +102,8 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
-    if model not in zoo.MODELS:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
-    unknown = set(optimizer) - set(OPTIMIZERS)
-    if unknown:
-        raise typer.BadParameter(f"--optimizer is one of {', '.join(OPTIMIZERS)}, not {sorted(unknown)[0]!r}")
+    zoo.refuse_unknown([model])
+    zoo.refuse_unknown(optimizer, OPTIMIZERS, "optimizer")
     where = torch.device(device)
     torch.manual_seed(0)
     parameters = list(zoo.MODELS[model][0]().to(where).parameters())

@@ -100,8 +100,7 @@ def count(
 ) -> None:
     """Counts and prints."""
     zoo.refuse_unknown(model)
-    if target not in TARGETS:
-        raise typer.BadParameter(f"--target is one of {', '.join(TARGETS)}, not {target!r}")
+    zoo.refuse_unknown([target], TARGETS, "target")
     console = Console(width=180)
     rows: list[dict[str, Any]] = []
     kept: dict[str, int] = {}

@@ -21,7 +21,8 @@ import inspect
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -127,6 +128,53 @@ def timed(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - begun
 
 
+@dataclass(frozen=True)
+class _Warmed:
+    """A contender that has run four times: its step, the seconds of the first one, and what it takes of a GPU, GiB."""
+
+    step: Callable[[], None]
+    first: float
+    gib_taken: float
+
+
+def _warmed(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, half: bool, mode: str) -> _Warmed:
+    """A contender, with a copy of the model."""
+    on_gpu = x.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else 0
+    own = copy.deepcopy(model)
+    if name == "max":
+        torch._dynamo.reset()
+    if name == CHANNELS_LAST:
+        own, x = (each.to(memory_format=MEMORY_FORMATS[x.dim()]) for each in (own, x))
+    runner = compiled(own, name)
+    step = stepper(own, runner, x, y, half) if mode == "training" else inference(runner, x, half)
+    first = timed(step, x.device)
+    for _ in range(3):
+        step()
+    taken = 0
+    if on_gpu:
+        torch.cuda.synchronize()
+        taken = free - torch.cuda.mem_get_info(x.device)[0]
+    return _Warmed(step, first, round(taken / 2**30, 2))
+
+
+def _in_turns(
+    contenders: Mapping[str, Callable[[], None]], rounds: int, device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Medians of each contender's seconds a step, and of its seconds on the processor."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    computing: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            begun = time.process_time()
+            times[name].append(timed(step, device))
+            computing[name].append(time.process_time() - begun)
+    medians = [{name: statistics.median(values) for name, values in each.items()} for each in (times, computing)]
+    return medians[0], medians[1]
+
+
 def train(
     model: Annotated[str, typer.Option(help=f"one of {', '.join(zoo.MODELS)}")] = "resnet18",
     batch: Annotated[int, typer.Option(min=1)] = 16,
@@ -142,10 +190,8 @@ def train(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Times training steps of one model."""
-    if model not in zoo.MODELS:
-        raise typer.BadParameter(f"--model is one of {', '.join(zoo.MODELS)}, not {model!r}")
-    if mode not in ("training", "inference"):
-        raise typer.BadParameter(f"--mode is training or inference, not {mode!r}")
+    zoo.refuse_unknown([model])
+    zoo.refuse_unknown([mode], ("training", "inference"), "mode")
     if threads:
         torch.set_num_threads(threads)
     where = torch.device(device)
@@ -162,44 +208,15 @@ def train(
         names.extend(name for name, backend in CAPTURED.items() if backend in names)
     if mode == "inference" and inductor:
         names.append(FROZEN)
-    contenders: dict[str, Callable[[], None]] = {}
-    first: dict[str, float] = {}
-    taken: dict[str, float] = {}
-    for name in names:
-        if where.type == "cuda":
-            torch.cuda.empty_cache()
-            free = torch.cuda.mem_get_info(where)[0]
-        own = copy.deepcopy(base)
-        torch._dynamo.reset() if name == "max" else None
-        own_x = x
-        if name == CHANNELS_LAST:
-            own = own.to(memory_format=MEMORY_FORMATS[x.dim()])
-            own_x = x.to(memory_format=MEMORY_FORMATS[x.dim()])
-        runner = compiled(own, name)
-        half = amp == "bf16"
-        contenders[name] = (
-            stepper(own, runner, own_x, y, half) if mode == "training" else inference(runner, own_x, half)
-        )
-        first[name] = timed(contenders[name], where)
-        for _ in range(3):
-            contenders[name]()
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-            taken[name] = round((free - torch.cuda.mem_get_info(where)[0]) / 2**30, 2)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    computing: dict[str, list[float]] = {name: [] for name in names}
+    warmed = {name: _warmed(name, base, x, y, half=amp == "bf16", mode=mode) for name in names}
+    contenders = {name: contender.step for name, contender in warmed.items()}
+    first = {name: contender.first for name, contender in warmed.items()}
     load = os.getloadavg()[0]
-    for _ in range(steps):
-        for name, step in contenders.items():
-            begun = time.process_time()
-            times[name].append(timed(step, where))
-            computing[name].append(time.process_time() - begun)
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians, processor = _in_turns(contenders, steps, where)
     on_gpu: dict[str, dict[str, float]] = {}
     if where.type == "cuda":
-        waiting = {name: queued(step, steps) for name, step in contenders.items()}
-        on_gpu = {"queued_seconds": waiting, "gib_taken": taken}
-    processor = {name: statistics.median(values) for name, values in computing.items()}
+        on_gpu["queued_seconds"] = {name: queued(step, steps) for name, step in contenders.items()}
+        on_gpu["gib_taken"] = {name: contender.gib_taken for name, contender in warmed.items()}
     table = Table("backend", "median step, ms", "CPU time, ms", "images/s", "max's time over it", "first step, s")
     for name in names:
         table.add_row(

@@ -46,7 +46,7 @@ def test_a_busy_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(Exception, match="training or inference"):
+    with pytest.raises(Exception, match="one of training, inference"):
         training_step.train(mode="dreaming")
 
 

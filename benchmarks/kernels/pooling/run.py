@@ -269,92 +269,119 @@ def copies(moved: int, count: int, device: torch.device) -> list[Callable[[], An
     return [source.clone for source in sources]
 
 
+@dataclass(frozen=True)
+class _Operands:
+    """What one pass reads, what it must return, and how ATen computes it.
+
+    Attributes:
+        tensors: what the kernel and ATen read.
+        expected: what must come out.
+        moved: bytes that must be moved once.
+        made: whether the kernel's result has the extents of the "output" or of the "input".
+        aten: the same by ATen.
+    """
+
+    tensors: list[torch.Tensor]
+    expected: list[torch.Tensor]
+    moved: int
+    made: str
+    aten: Callable[..., Any]
+
+
+def _operands(case: Case, passing: str, x: torch.Tensor, make: Callable[[tuple[int, ...]], torch.Tensor]) -> _Operands:
+    """Of one pass over ``x``; ``make`` draws a tensor of a shape in the memory format that is measured."""
+    forward, backward = aten_calls(case, case.problem().rank)
+    plain = x.contiguous()
+    wanted = forward(plain)
+    y, indices = wanted if case.op == "max" else (wanted, None)
+    # ATen adds up in the storage type, and on a GPU in any order.
+    wide = torch.float64 if x.dtype == torch.float32 else torch.float32
+    moved = (x.numel() + y.numel()) * x.element_size()
+    if passing == "fprop":
+        expected = [y, indices] if case.op == "max" else [forward(plain.to(wide))]
+        return _Operands([x], expected, moved + (y.numel() * 8 if case.op == "max" else 0), "output", forward)
+    dy = make(tuple(y.shape))
+    given = (dy.contiguous().to(wide), plain.to(wide))
+    if case.op == "avg":
+        return _Operands([dy], [backward(*given)], moved, "input", lambda dy: backward(dy, x))
+    stored = torch.empty_like(dy, dtype=torch.int64).copy_(indices)
+    moved += y.numel() * (1 if passing == "dgrad_offsets" else 8)
+    return _Operands(
+        [dy, stored], [backward(*given, indices)], moved, "input", lambda dy, stored: backward(dy, x, stored)
+    )
+
+
+def _times(
+    ours: list[Callable[[], Any]], aten: list[Callable[[], Any]], moved: int, setting: Setting
+) -> tuple[dict[str, float], Queued | None]:
+    """Milliseconds of a call of "ours", "aten" and, on a GPU, a "copy"; there also of queued calls."""
+    contenders, device, row, in_queue = {"ours": ours, "aten": aten}, setting.device, 1, None
+    if device.type == "cuda":
+        contenders["copy"] = copies(moved, min(len(ours), MAX_COPIED), device)
+        behind = {name: one_behind_another(calls) for name, calls in contenders.items()}
+        each = interleaved(behind, setting.runs, device, QUEUED)
+        in_queue = Queued(*(each[name].median * 1e3 / QUEUED for name in ("ours", "aten", "copy")))
+    else:
+        row = calls_in_a_row(aten[0])
+        contenders = {name: in_rows(calls, row) for name, calls in contenders.items()}
+    times = interleaved(contenders, setting.runs, device)
+    return {name: each.median * 1e3 / row for name, each in times.items()}, in_queue
+
+
+def _measured(case: Case, passing: str, x: torch.Tensor, operands: _Operands, layout: str, setting: Setting) -> Row:
+    """One pass: checked, then timed."""
+    problem, device = case.problem(), setting.device
+    kind, dtype = f"{case.op}_{passing}", str(x.dtype).removeprefix("torch.")
+    count = set_count(operands.moved, memory.cache_bytes(device), min(memory.available_bytes(device), 2**31))
+    tensors = operands.tensors
+    sets = [tensors, *([t.clone(memory_format=torch.preserve_format) for t in tensors] for _ in range(count - 1))]
+    ours = []
+    for each in sets:
+        shown = [to_physical(t, layout) for t in each]
+        if passing == "dgrad_offsets":
+            small = bound(setting.models[f"max_fprop_offsets_{dtype}"], [to_physical(x, layout)], problem, "output")
+            shown[1] = small()[1].clone()
+        ours.append(bound(setting.models[f"{kind}_{dtype}"], shown, problem, operands.made))
+    errors = [
+        difference(to_logical(got, want, layout), want, max(problem.windows_above, problem.window_size))
+        for got, want in zip(ours[0](), operands.expected, strict=True)
+    ]
+    operands.expected.clear()
+    aten = [lambda given=given: operands.aten(*given) for given in sets]
+    times, in_queue = _times(ours, aten, operands.moved, setting)
+    return Row(
+        case.name,
+        kind,
+        layout,
+        dtype,
+        "; ".join(e for e in errors if e) or None,
+        times["ours"],
+        times["aten"],
+        operands.moved / setting.bandwidth * 1e3,
+        operands.moved,
+        times.get("copy"),
+        in_queue,
+    )
+
+
 def measure(case: Case, layout: str, dtype: str, setting: Setting) -> list[Row]:
-    """Every pass of one case in one layout and dtype: checked, then timed."""
+    """Every pass of one case in one layout and dtype."""
     problem, device = case.problem(), setting.device
     rank = max(problem.rank, 2)
-    forward, backward = aten_calls(case, problem.rank)
     memory_format = torch.contiguous_format
     if layout == "channels_last":
         memory_format = torch.channels_last if rank == 2 else torch.channels_last_3d
-    batch = case.n if device.type == "cuda" else case.cpu_n
-    shape = (batch, case.c, *problem.input[3 - rank :])
 
     def random(shape: tuple[int, ...]) -> torch.Tensor:
         values = torch.randn(shape, device=device, generator=setting.generator).to(getattr(torch, dtype))
         return values.to(memory_format=memory_format)
 
-    x = random(shape)
-    plain = x.contiguous()
-    wanted = forward(plain)
-    y, indices = wanted if case.op == "max" else (wanted, None)
-    dy = random(tuple(y.shape))
-    # ATen adds up in the storage type, and on a GPU in any order.
-    wide = torch.float64 if dtype == "float32" else torch.float32
-    activations = (x.numel() + y.numel()) * x.element_size()
-    rows = []
-    for passing in PASSES[case.op]:
-        kind = f"{case.op}_{passing}"
-        if kind not in setting.kinds or (passing == "dgrad_offsets" and not problem.has_byte_offsets):
-            continue
-        model = setting.models[f"{kind}_{dtype}"]
-        moved, made = activations, "input"
-        if passing == "fprop":
-            made, operands = "output", [x]
-            expected = [y, indices] if case.op == "max" else [forward(plain.to(wide))]
-            moved += y.numel() * 8 if case.op == "max" else 0
-            theirs: Callable[..., Any] = forward
-        elif case.op == "avg":
-            operands, expected = [dy], [backward(dy.contiguous().to(wide), plain.to(wide))]
-            theirs = lambda dy: backward(dy, x)  # noqa: E731
-        else:
-            stored = indices.to(memory_format=memory_format)
-            operands, expected = [dy, stored], [backward(dy.contiguous().to(wide), plain.to(wide), indices)]
-            moved += y.numel() * (1 if passing == "dgrad_offsets" else 8)
-            theirs = lambda dy, stored: backward(dy, x, stored)  # noqa: E731
-        count = set_count(moved, memory.cache_bytes(device), min(memory.available_bytes(device), 2**31))
-        sets = [operands, *([t.clone(memory_format=torch.preserve_format) for t in operands] for _ in range(count - 1))]
-        ours = []
-        for tensors in sets:
-            shown = [to_physical(t, layout) for t in tensors]
-            if passing == "dgrad_offsets":
-                small = bound(setting.models[f"max_fprop_offsets_{dtype}"], [to_physical(x, layout)], problem, "output")
-                shown[1] = small()[1].clone()
-            ours.append(bound(model, shown, problem, made))
-        errors = [
-            difference(to_logical(got, want, layout), want, max(problem.windows_above, problem.window_size))
-            for got, want in zip(ours[0](), expected, strict=True)
-        ]
-        del expected
-        contenders = {"ours": ours, "aten": [lambda theirs=theirs, given=given: theirs(*given) for given in sets]}
-        row, queued = 1, None
-        if device.type == "cuda":
-            contenders["copy"] = copies(moved, min(count, MAX_COPIED), device)
-            behind = {name: one_behind_another(calls) for name, calls in contenders.items()}
-            each = interleaved(behind, setting.runs, device, QUEUED)
-            queued = Queued(*(each[name].median * 1e3 / QUEUED for name in ("ours", "aten", "copy")))
-            del behind
-        else:
-            row = calls_in_a_row(contenders["aten"][0])
-            contenders = {name: in_rows(calls, row) for name, calls in contenders.items()}
-        times = interleaved(contenders, setting.runs, device)
-        rows.append(
-            Row(
-                case.name,
-                kind,
-                layout,
-                dtype,
-                "; ".join(e for e in errors if e) or None,
-                times["ours"].median * 1e3 / row,
-                times["aten"].median * 1e3 / row,
-                moved / setting.bandwidth * 1e3,
-                moved,
-                times["copy"].median * 1e3 if "copy" in times else None,
-                queued,
-            )
-        )
-        del ours, sets, contenders
-    return rows
+    x = random((case.n if device.type == "cuda" else case.cpu_n, case.c, *problem.input[3 - rank :]))
+    return [
+        _measured(case, passing, x, _operands(case, passing, x, random), layout, setting)
+        for passing in PASSES[case.op]
+        if f"{case.op}_{passing}" in setting.kinds and (passing != "dgrad_offsets" or problem.has_byte_offsets)
+    ]
 
 
 def measure_rounds(case: Case, layout: str, dtype: str, setting: Setting, rounds: int) -> list[Row]:
