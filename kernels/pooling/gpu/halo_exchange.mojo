@@ -47,6 +47,65 @@ from .primitives import (
 )
 
 
+struct WindowsAbove[S: HaloShape, count: Int](Movable):
+    """The windows that start in a thread's tile, in the slabs above its own."""
+
+    var places: Array[Int32, Self.count]
+    """Where what a load reads lies in a row of windows."""
+    var ones: Array[Int32, Self.S.run()]
+    """One, and nothing for windows that are not there."""
+    var slab_at: Array[Int32, Self.S.slabs()]
+    var slab_there: Array[Int32, Self.S.slabs()]
+    var scale_w: Array[Float32, Self.S.run()]
+    """Of averages: one over what each window contributes to its divisor."""
+    var scale_d: Array[Float32, Self.S.slabs()]
+
+    @always_inline
+    def __init__(out self, p: PoolingParams, start: Int32, c: Int32, d: Int32):
+        """From window `start` of a row on, channel `c` and slab `d`."""
+        comptime ROW = Self.S.run()
+        comptime ND = Self.S.slabs()
+        self.places = Array[Int32, Self.count](fill=0)
+        self.ones = Array[Int32, ROW](fill=1)
+        comptime for i in range(Self.count):
+            self.places[i] = (
+                min(max(start + Int32(i), 0), p.w.output - 1) * p.channels + c
+            )
+        comptime for i in range(ROW):
+            self.ones[i] = Int32(1) if UInt32(start + Int32(i)) < UInt32(
+                p.w.output
+            ) else Int32(0)
+        comptime if Self.S.channels == 1:
+            self.places[0] = min(start, p.w.output - Int32(ROW))
+        self.slab_at = Array[Int32, ND](fill=0)
+        self.slab_there = Array[Int32, ND](fill=1)
+        var row_size = p.w.output * p.channels
+        comptime for step in range(ND):
+            var od = d // Int32(Self.S.sd) + Int32(Self.S.first_slab() + step)
+            self.slab_there[step] = Int32(1) if UInt32(od) < UInt32(
+                p.d.output
+            ) else Int32(0)
+            self.slab_at[step] = (
+                min(max(od, 0), p.d.output - 1) * p.h.output * row_size
+            )
+        self.scale_w = Array[Float32, ROW](fill=p.scale)
+        self.scale_d = Array[Float32, ND](fill=1)
+
+    @always_inline
+    def weigh(
+        mut self, p: PoolingParams, start: Int32, d: Int32, include: Bool
+    ):
+        """Finds the scales of averages that differ."""
+        comptime for i in range(Self.S.run()):
+            self.scale_w[i] = p.w.scale[False](start + Int32(i), include)
+        comptime if Self.S.kd > 1:
+            comptime for step in range(Self.S.slabs()):
+                self.scale_d[step] = p.d.scale[False](
+                    d // Int32(Self.S.sd) + Int32(Self.S.first_slab() + step),
+                    include,
+                )
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
     `nvvm.minctasm`=SIMDLength(
@@ -97,27 +156,7 @@ def pool_dgrad_halo_exchange[
 
     var row_size = p.w.output * p.channels
     var start = tile * Int32(ROW)
-    var places = Array[Int32, Row.count](fill=0)
-    # One, and nothing for windows that are not there.
-    var ones = Array[Int32, ROW](fill=1)
-    comptime for i in range(Row.count):
-        places[i] = (
-            min(max(start + Int32(i), 0), p.w.output - 1) * p.channels + c
-        )
-    comptime for i in range(ROW):
-        ones[i] = Int32(1) if UInt32(start + Int32(i)) < UInt32(
-            p.w.output
-        ) else Int32(0)
-    comptime if vector:
-        places[0] = min(start, p.w.output - Int32(ROW))
-    var slab_at = Array[Int32, ND](fill=0)
-    var slab_there = Array[Int32, ND](fill=1)
-    comptime for step in range(ND):
-        var od = d // Int32(S.sd) + Int32(S.first_slab() + step)
-        slab_there[step] = Int32(1) if UInt32(od) < UInt32(
-            p.d.output
-        ) else Int32(0)
-        slab_at[step] = min(max(od, 0), p.d.output - 1) * p.h.output * row_size
+    var above = WindowsAbove[S, Row.count](p, start, c, d)
     var sample = Int(n) * Int(p.output_plane()) * Int(p.channels)
     var dy_n = dy.unsafe_offset(sample)
     var argmaxes_n = argmaxes
@@ -128,20 +167,10 @@ def pool_dgrad_halo_exchange[
         (Int(n) * Int(p.d.input) + Int(d)) * slab_size
     )
     var dx_rows = dx_slab.unsafe_offset(Int(column * p.channels + c))
-    # One over what each window contributes to its divisor.
     var include = p.include_pad != 0
-    var scale_w = Array[Float32, ROW](fill=p.scale)
-    var scale_d = Array[Float32, ND](fill=1)
     comptime if argmax == NO_ARGMAX:
         if p.scale == 0:
-            comptime for i in range(ROW):
-                scale_w[i] = p.w.scale[False](start + Int32(i), include)
-            comptime if S.kd > 1:
-                comptime for step in range(ND):
-                    scale_d[step] = p.d.scale[False](
-                        d // Int32(S.sd) + Int32(S.first_slab() + step), include
-                    )
-
+            above.weigh(p, start, d, include)
     var sums = Array[Sums, S.depth * S.kept() * S.width()](fill=Sums(0))
     var rows = Array[Row, AHEAD * ND](fill=Row())
     var group = strip * t.groups
@@ -151,7 +180,7 @@ def pool_dgrad_halo_exchange[
         var at = max(min(group + Int32(k), last_row), 0) * row_size
         comptime for step in range(ND):
             rows[k * ND + step].load(
-                dy_n, argmaxes_n, at + slab_at[step], places
+                dy_n, argmaxes_n, at + above.slab_at[step], above.places
             )
     var left = t.rows
     while True:
@@ -176,15 +205,18 @@ def pool_dgrad_halo_exchange[
                     # Rows of a 1-D problem are no rows of a plane.
                     comptime if not S.is_line():
                         base += (d * p.h.input + top) * p.w.input
-                var slab_row = row_there & slab_there[step]
+                var slab_row = row_there & above.slab_there[step]
                 comptime if argmax == NO_ARGMAX:
                     var scale = Float32(1)
                     if p.scale == 0:
-                        scale = p.h.scale[False](group, include) * scale_d[step]
+                        scale = (
+                            p.h.scale[False](group, include)
+                            * above.scale_d[step]
+                        )
                     comptime for i in range(ROW):
-                        var there = slab_row & ones[0 if vector else i]
+                        var there = slab_row & above.ones[0 if vector else i]
                         var value = rows[slot].gradient[i]() * (
-                            scale * scale_w[i]
+                            scale * above.scale_w[i]
                         )
                         if there == 0:
                             value = Sums(0)
@@ -198,12 +230,14 @@ def pool_dgrad_halo_exchange[
                             rows[slot].gradient[i](),
                             rows[slot].argmaxes[i](),
                             # Of a vector all of them or none.
-                            slab_row & ones[0 if vector else i],
+                            slab_row & above.ones[0 if vector else i],
                             base,
                             p.w.input,
                             p.h.input,
                         )
-                rows[slot].load(dy_n, argmaxes_n, at + slab_at[step], places)
+                rows[slot].load(
+                    dy_n, argmaxes_n, at + above.slab_at[step], above.places
+                )
             comptime if argmax == NO_ARGMAX:
                 add_totals[S=S, turn=turn](sums, totals)
             comptime for r in range(S.sh):
