@@ -213,16 +213,9 @@ def pool_dgrad_halo_exchange[
                             p.h.scale[False](group, include)
                             * above.scale_d[step]
                         )
-                    comptime for i in range(ROW):
-                        var there = slab_row & above.ones[0 if vector else i]
-                        var value = rows[slot].gradient[i]() * (
-                            scale * above.scale_w[i]
-                        )
-                        if there == 0:
-                            value = Sums(0)
-                        comptime for ds in range(S.depth):
-                            comptime if S.reaches(step, ds):
-                                totals[ds * ROW + i] += value
+                    _add_to_totals[step=step](
+                        totals, rows[slot], above, slab_row, scale
+                    )
                 else:
                     comptime for i in range(ROW):
                         add_window[S=S, step=step, i=i, turn=turn](
@@ -247,32 +240,53 @@ def pool_dgrad_halo_exchange[
                         sums, t.by_wide.value, has_left, has_right
                     )
                 if UInt32(h - first_h) < stored:
-                    comptime for ds in range(S.depth):
-                        comptime at = S.sum_at(ds, r, turn, AT)
-                        comptime if S.depth == 1:
-                            _store[S=S, own=at](
-                                dx_rows,
-                                sums,
-                                h * p.w.input,
-                                column,
-                                p.w.input,
-                                p.channels,
-                            )
-                        else:
-                            if d + Int32(ds) < p.d.input:
-                                _store[S=S, own=at](
-                                    dx_rows.unsafe_offset(ds * slab_size),
-                                    sums,
-                                    h * p.w.input,
-                                    column,
-                                    p.w.input,
-                                    p.channels,
-                                )
+                    _store_slabs[S=S, own=S.sum_at(0, r, turn, AT)](
+                        dx_rows,
+                        sums,
+                        h * p.w.input,
+                        column,
+                        p,
+                        d,
+                        slab_size,
+                    )
             group += 1
             # All lanes end together.
             left -= 1
             if left == 0:
                 return
+
+
+@always_inline
+def _add_to_totals[
+    dtype: DType,
+    argmax: DType,
+    S: HaloShape,
+    count: Int,
+    V: Int,
+    N: Int,
+    //,
+    *,
+    step: Int,
+](
+    mut totals: Array[SIMD[DType.float32, V], N],
+    row: LoadedRow[dtype, argmax, S],
+    above: WindowsAbove[S, count],
+    row_there: Int32,
+    scale: Float32,
+):
+    """Adds a row of averages' gradients, of slab `step` of windows, to those of the slabs that it reaches.
+    """
+    comptime for i in range(S.run()):
+        # Of a vector all windows are there, or none.
+        var there = row_there & above.ones[0 if S.channels == 1 else i]
+        var value = rebind[SIMD[DType.float32, V]](row.gradient[i]()) * (
+            scale * above.scale_w[i]
+        )
+        if there == 0:
+            value = SIMD[DType.float32, V](0)
+        comptime for ds in range(S.depth):
+            comptime if S.reaches(step, ds):
+                totals[ds * S.run() + i] += value
 
 
 @always_inline
@@ -398,6 +412,33 @@ def add_window[
                         )
                         comptime for kw in range(S.kw):
                             give[kw, ds, r, kw, v](bits)
+
+
+@always_inline
+def _store_slabs[
+    dtype: DType, V: Int, M: Int, //, *, S: HaloShape, own: Int
+](
+    dx: Ptr[dtype],
+    sums: Array[SIMD[DType.float32, V], M],
+    row: Int32,
+    column: Int32,
+    p: PoolingParams,
+    d: Int32,
+    slab_size: Int,
+):
+    """Row `row` of a thread's slabs, of which `d` is the first; place `own` has its first sum.
+    """
+    comptime for ds in range(S.depth):
+        comptime at = own + ds * S.kept() * S.width()
+        if S.depth == 1 or d + Int32(ds) < p.d.input:
+            _store[S=S, own=at](
+                dx.unsafe_offset(ds * slab_size),
+                sums,
+                row,
+                column,
+                p.w.input,
+                p.channels,
+            )
 
 
 @always_inline
