@@ -178,6 +178,117 @@ def _read_point[
             ]()
 
 
+comptime PixelProducts[Acc: DType, W: SIMDLength, T: Int, deep: Bool] = Array[
+    SIMD[Acc, W], Corners[Acc, W, T, deep].K
+]
+"""For each pixel that points read the sum over channels of dy times it."""
+
+
+@always_inline
+def _products_channels_last[
+    dtype: DType, Acc: DType, W: SIMDLength, T: Int, deep: Bool, //
+](
+    corners: Corners[Acc, W, T, deep],
+    image: Ptr[dtype],
+    from_: Ptr[dtype],
+    channels: Int,
+) -> PixelProducts[Acc, W, T, deep]:
+    """Of one point, whose dy begins at `from_`."""
+    comptime V = lanes[dtype]
+    var along = PixelProducts[Acc, W, T, deep](fill=SIMD[Acc, W](0))
+    comptime for k in range(corners.K):
+        var pixel = Int(corners.pixel[k])
+        if pixel >= 0:
+            var total = SIMD[Acc, V](0)
+            var run = image.unsafe_offset(pixel * channels)
+            for c in range(0, channels, V):
+                total += (
+                    load_part[V](run, c, channels).cast[Acc]()
+                    * load_part[V](from_, c, channels).cast[Acc]()
+                )
+            along[k] = SIMD[Acc, W](total.reduce_add())
+    return along^
+
+
+@always_inline
+def _products_of_few[
+    dtype: DType, Acc: DType, W: SIMDLength, T: Int, deep: Bool, //
+](
+    corners: Corners[Acc, W, T, deep],
+    image: Ptr[dtype],
+    given: Ptr[dtype],
+    p: SamplingProblem,
+    point: Int,
+    live: SIMD[DType.bool, W],
+) -> PixelProducts[Acc, W, T, deep]:
+    """Of the points from `point` on that read something, one after the other.
+    """
+    comptime V = lanes[dtype]
+    var channels = Int(p.channels)
+    var points = Int(p.points)
+    var along = PixelProducts[Acc, W, T, deep](fill=SIMD[Acc, W](0))
+    for lane in range(W):
+        if not live[lane]:
+            continue
+        for c in range(0, channels, V):
+            var value = _channels[V](
+                given.unsafe_offset(point + lane),
+                c,
+                channels,
+                points,
+            )
+            comptime for k in range(corners.K):
+                var pixel = Int(corners.pixel[k][lane])
+                if pixel >= 0:
+                    along[k][lane] += (
+                        (
+                            value
+                            * _channels[V](
+                                image.unsafe_offset(pixel),
+                                c,
+                                channels,
+                                p.pixels(),
+                            )
+                        )
+                        .reduce_add()
+                        .cast[Acc]()
+                    )
+    return along^
+
+
+@always_inline
+def _products_of_planes[
+    dtype: DType, Acc: DType, W: SIMDLength, T: Int, deep: Bool, //
+](
+    corners: Corners[Acc, W, T, deep],
+    image: Ptr[dtype],
+    given: Ptr[dtype],
+    p: SamplingProblem,
+    point: Int,
+    end: Int,
+) -> PixelProducts[Acc, W, T, deep]:
+    """Of the points from `point` on together, before `end`."""
+    var channels = Int(p.channels)
+    var points = Int(p.points)
+    var along = PixelProducts[Acc, W, T, deep](fill=SIMD[Acc, W](0))
+    for c in range(channels):
+        var plane = image.unsafe_offset(c * p.pixels())
+        var value = load_part[W](
+            given.unsafe_offset(c * points), point, end
+        ).cast[Acc]()
+        comptime for k in range(corners.K):
+            # An infinite gradient of what lies outside is no number here.
+            along[k] += (
+                corners.pixel[k]
+                .ge(0)
+                .select(
+                    value * _read(plane, corners.pixel[k]).cast[Acc](),
+                    SIMD[Acc, W](0),
+                )
+            )
+    return along^
+
+
 @no_inline
 def sample_grid_gradient_cpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
@@ -206,64 +317,24 @@ def sample_grid_gradient_cpu[
             var given = dy.unsafe_offset(n * p.result())
             for point in range(begin, end, W):
                 var corners = Corners[Acc, W, T, deep](grid, point, p, n)
-                # For each pixel the sum over channels of dy times it.
-                var along = Array[SIMD[Acc, W], corners.K](fill=SIMD[Acc, W](0))
+                var along: PixelProducts[Acc, W, T, deep]
                 comptime if channels_last:
-                    var from_ = given.unsafe_offset(point * channels)
-                    comptime for k in range(corners.K):
-                        var pixel = Int(corners.pixel[k])
-                        if pixel >= 0:
-                            var total = SIMD[Acc, V](0)
-                            var run = image.unsafe_offset(pixel * channels)
-                            for c in range(0, channels, V):
-                                total += (
-                                    load_part[V](run, c, channels).cast[Acc]()
-                                    * load_part[V](from_, c, channels).cast[
-                                        Acc
-                                    ]()
-                                )
-                            along[k] = SIMD[Acc, W](total.reduce_add())
+                    along = _products_channels_last(
+                        corners,
+                        image,
+                        given.unsafe_offset(point * channels),
+                        channels,
+                    )
                 else:
                     var live = _live(corners, end - point)
                     if _are_few(live):
-                        for lane in range(W):
-                            if not live[lane]:
-                                continue
-                            for c in range(0, channels, V):
-                                var value = _channels[V](
-                                    given.unsafe_offset(point + lane),
-                                    c,
-                                    channels,
-                                    points,
-                                )
-                                comptime for k in range(corners.K):
-                                    var pixel = Int(corners.pixel[k][lane])
-                                    if pixel >= 0:
-                                        along[k][lane] += (
-                                            value
-                                            * _channels[V](
-                                                image.unsafe_offset(pixel),
-                                                c,
-                                                channels,
-                                                p.pixels(),
-                                            )
-                                        ).reduce_add()
+                        along = _products_of_few(
+                            corners, image, given, p, point, live
+                        )
                     else:
-                        for c in range(channels):
-                            var plane = image.unsafe_offset(c * p.pixels())
-                            var value = load_part[W](
-                                given.unsafe_offset(c * points), point, end
-                            ).cast[Acc]()
-                            comptime for k in range(corners.K):
-                                # An infinite gradient of what lies outside is no number here.
-                                along[k] += (
-                                    corners.pixel[k]
-                                    .ge(0)
-                                    .select(
-                                        value * _read(plane, corners.pixel[k]),
-                                        SIMD[Acc, W](0),
-                                    )
-                                )
+                        along = _products_of_planes(
+                            corners, image, given, p, point, end
+                        )
                 comptime for axis in range(corners.AXES):
                     var total = SIMD[Acc, W](0)
                     comptime for k in range(corners.K):
@@ -279,6 +350,80 @@ def sample_grid_gradient_cpu[
     for_each_share(
         share, units, smallest_share(Int(p.batch) * p.result(), units)
     )
+
+
+@always_inline
+def _add_channels_last[
+    dtype: DType, Acc: DType, //, *, T: Int, deep: Bool
+](
+    image: Ptr[Acc],
+    given: Ptr[dtype],
+    grid: Ptr[dtype],
+    p: SamplingProblem,
+    n: Int,
+    c_begin: Int,
+    c_end: Int,
+):
+    """Adds what all points of image `n` give to its channels [c_begin, c_end).
+    """
+    comptime V = lanes[dtype]
+    var points = Int(p.points)
+    var channels = Int(p.channels)
+    for point in range(points):
+        var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
+        var from_ = given.unsafe_offset(point * channels)
+        comptime for k in range(corners.K):
+            var pixel = Int(corners.pixel[k])
+            if pixel >= 0:
+                var run = image.unsafe_offset(pixel * channels)
+                var weight = corners.weight(k)[0]
+                for c in range(c_begin, c_end, V):
+                    var sum = load_part[V](run, c, c_end)
+                    sum += load_part[V](from_, c, c_end).cast[Acc]() * weight
+                    store_part(run, c, c_end, sum)
+
+
+@always_inline
+def _add_to_planes[
+    dtype: DType, Acc: DType, //, *, T: Int, deep: Bool
+](
+    image: Ptr[Acc],
+    given: Ptr[dtype],
+    grid: Ptr[dtype],
+    p: SamplingProblem,
+    n: Int,
+    c_begin: Int,
+    c_end: Int,
+):
+    """Adds what all points of image `n` give to its channels [c_begin, c_end).
+    """
+    comptime V = lanes[dtype]
+    var points = Int(p.points)
+    for point in range(0, points, V):
+        var corners = Corners[Acc, V, T, deep](grid, point, p, n)
+        # Of all pairs of a point and a pixel those that add something, and room for one that does not.
+        var pixels = Array[Int32, V * corners.K + 1](fill=0)
+        var weights = Array[Scalar[Acc], V * corners.K + 1](fill=0)
+        var of_point = Array[Int32, V * corners.K + 1](fill=0)
+        var count = 0
+        comptime for k in range(corners.K):
+            var weight = corners.weight(k)
+            comptime for lane in range(V):
+                pixels[count] = corners.pixel[k][lane]
+                weights[count] = weight[lane]
+                of_point[count] = Int32(lane)
+                if pixels[count] >= 0 and point + lane < points:
+                    count += 1
+        if count == 0:
+            continue
+        for c in range(c_begin, c_end):
+            var plane = image.unsafe_offset(c * p.pixels())
+            var from_ = given.unsafe_offset(c * points + point)
+            for i in range(count):
+                plane[unsafe_offset=Int(pixels[i])] += (
+                    from_[unsafe_offset=Int(of_point[i])].cast[Acc]()
+                    * weights[i]
+                )
 
 
 @no_inline
@@ -325,53 +470,17 @@ def sample_input_gradient_cpu[
                             store_part(
                                 run, at, c_end - c_begin, SIMD[Acc, V](0)
                             )
-                for point in range(points):
-                    var corners = Corners[Acc, 1, T, deep](grid, point, p, n)
-                    var from_ = given.unsafe_offset(point * channels)
-                    comptime for k in range(corners.K):
-                        var pixel = Int(corners.pixel[k])
-                        if pixel >= 0:
-                            var run = image.unsafe_offset(pixel * channels)
-                            var weight = corners.weight(k)[0]
-                            for c in range(c_begin, c_end, V):
-                                var sum = load_part[V](run, c, c_end)
-                                sum += (
-                                    load_part[V](from_, c, c_end).cast[Acc]()
-                                    * weight
-                                )
-                                store_part(run, c, c_end, sum)
+                _add_channels_last[T=T, deep=deep](
+                    image, given, grid, p, n, c_begin, c_end
+                )
             else:
                 clear_run(
                     image.unsafe_offset(c_begin * p.pixels()),
                     (c_end - c_begin) * p.pixels(),
                 )
-                for point in range(0, points, V):
-                    var corners = Corners[Acc, V, T, deep](grid, point, p, n)
-                    # Of all pairs of a point and a pixel those that add something, and room for one that does not.
-                    var pixels = Array[Int32, V * corners.K + 1](fill=0)
-                    var weights = Array[Scalar[Acc], V * corners.K + 1](fill=0)
-                    var of_point = Array[Int32, V * corners.K + 1](fill=0)
-                    var count = 0
-                    comptime for k in range(corners.K):
-                        var weight = corners.weight(k)
-                        comptime for lane in range(V):
-                            pixels[count] = corners.pixel[k][lane]
-                            weights[count] = weight[lane]
-                            of_point[count] = Int32(lane)
-                            if pixels[count] >= 0 and point + lane < points:
-                                count += 1
-                    if count == 0:
-                        continue
-                    for c in range(c_begin, c_end):
-                        var plane = image.unsafe_offset(c * p.pixels())
-                        var from_ = given.unsafe_offset(c * points + point)
-                        for i in range(count):
-                            plane[unsafe_offset=Int(pixels[i])] += (
-                                from_[unsafe_offset=Int(of_point[i])].cast[
-                                    Acc
-                                ]()
-                                * weights[i]
-                            )
+                _add_to_planes[T=T, deep=deep](
+                    image, given, grid, p, n, c_begin, c_end
+                )
 
     for_each_share(
         share, units, smallest_share(Int(p.batch) * p.result(), units)
