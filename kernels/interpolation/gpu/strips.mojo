@@ -115,6 +115,50 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
 
 
 @always_inline
+def _add_rows[
+    dtype: DType, Acc: DType, V: Int, T: Int, along_w: Bool, //
+](
+    mut held: Array[SIMD[Acc, V], T],
+    wanted: Array[Bool, T],
+    x: Ptr[dtype],
+    p: Params[Acc],
+    columns: _Columns[Acc, V, T, along_w],
+    d_first: Int32,
+    d_count: Int32,
+    d_weight: Scalar[Acc],
+    d: Int32,
+    first: Int32,
+):
+    """Adds the sums along W of the rows that are wanted, from row `first` of each slab that result `d` reads on; `d_weight`
+    is the first slab's.
+    """
+    # Rows that are loaded before the first is added up, as far as registers hold them.
+    comptime group = max(min(T, MAX_HELD // (V * T)), 1)
+    for a in range(d_count):
+        var slab_weight = d_weight
+        if a > 0:
+            slab_weight = p.d.weight(d, a)
+        var slab_row = (d_first + a) * p.h.extent + first
+        comptime for begin in range(0, T, group):
+            var values = Array[SIMD[dtype, V], group * T](
+                fill=SIMD[dtype, V](0)
+            )
+            comptime for k in range(begin, min(begin + group, T)):
+                if wanted[k]:
+                    var row = (slab_row + Int32(k)) * p.w.extent * p.channels
+                    columns.load[(k - begin) * T](
+                        values,
+                        x.unsafe_offset(Int(row)),
+                        p.channels,
+                    )
+            comptime for k in range(begin, min(begin + group, T)):
+                if wanted[k]:
+                    held[k] += (
+                        columns.sum[(k - begin) * T](values) * slab_weight
+                    )
+
+
+@always_inline
 def _thread[
     dtype: DType, V: Int, T: Int, along_w: Bool
 ](
@@ -130,8 +174,6 @@ def _thread[
 ):
     """What a thread does: strip `item` of every slab that it comes to."""
     comptime Acc = accumulation_type[dtype]
-    # Rows that are loaded before the first is added up, as far as registers hold them.
-    comptime group = max(min(T, MAX_HELD // (V * T)), 1)
     var column, vector_of_pixel = by_vectors.divide(item)
     var strip, place = by_columns.divide(column)
     var h_first = strip * rows
@@ -185,31 +227,18 @@ def _thread[
                 wanted[k] = Int32(k) >= there and Int32(k) < count
                 if wanted[k]:
                     held[k] = SIMD[Acc, V](0)
-            for a in range(d_count):
-                var slab_weight = d_weight
-                if a > 0:
-                    slab_weight = p.d.weight(d, a)
-                var slab_row = (d_first + a) * p.h.extent + first
-                comptime for begin in range(0, T, group):
-                    var values = Array[SIMD[dtype, V], group * T](
-                        fill=SIMD[dtype, V](0)
-                    )
-                    comptime for k in range(begin, min(begin + group, T)):
-                        if wanted[k]:
-                            var row = (
-                                (slab_row + Int32(k)) * p.w.extent * p.channels
-                            )
-                            columns.load[(k - begin) * T](
-                                values,
-                                x_n.unsafe_offset(Int(row)),
-                                p.channels,
-                            )
-                    comptime for k in range(begin, min(begin + group, T)):
-                        if wanted[k]:
-                            held[k] += (
-                                columns.sum[(k - begin) * T](values)
-                                * slab_weight
-                            )
+            _add_rows(
+                held,
+                wanted,
+                x_n,
+                p,
+                columns,
+                d_first,
+                d_count,
+                d_weight,
+                d,
+                first,
+            )
             there = max(there, count)
             var total = SIMD[Acc, V](0)
             comptime for k in range(T):
