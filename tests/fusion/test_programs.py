@@ -148,5 +148,5 @@ def test_generated_functions_are_named_by_what_they_compute() -> None:
     (executable,) = graphs[0].executables
     (launch,) = executable.built.listing.launches
     (function,) = (each for each in executable.spec.functions if each.symbol == launch.function)
-    assert launch.ops == "relu_mul_sigmoid_add"
-    assert "def relu_mul_sigmoid_add_" in function.definition
+    assert launch.ops == "sigmoid_relu_mul_add"
+    assert "def sigmoid_relu_mul_add_" in function.definition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch_max_backend.fusion.index_map import Guard, IndexMap, ReadsOnlyPadding
 from torch_max_backend.typed_graph.operations import (
     Broadcast,
     Concat,
+    Constant,
     Operation,
     Pad,
     Pointwise,
@@ -30,6 +32,8 @@ REDUCTIONS = {"add": 0, "mul": 1, "max": 2, "min": 3}
 """By kind, the number in kernels/reduction/values.mojo."""
 MOVES = (Broadcast, Transpose, Slice, Pad, Concat)
 """Operations whose results are read elsewhere, not computed."""
+COMMUTATIVE = frozenset({"add", "mul"})
+"""Operations whose operands are put in an order of their own."""
 PAD, CONCAT = "pad", "concat"
 """Names of steps that choose between operands, and a number."""
 MAX_ELEMENTS = 2**31 - 1
@@ -183,6 +187,7 @@ class Terms:
         self._stored = stored
         self.fusible = fusible
         self._numbers: dict[tuple[Value, IndexMap], int] = {}
+        self._kinds: dict[Value, tuple[int, int]] = {}
         self._depth = 0
         if self.extents is None:
             self.stores = [self._made(root, self.identity) for root in roots]
@@ -242,8 +247,11 @@ class Terms:
             return self._concatenated(value, maker, at)
         if isinstance(maker, MOVES):
             return self._moved(value, maker, at)
+        operands = maker.operands
+        if isinstance(maker, Pointwise) and maker.name in COMMUTATIVE:
+            operands = tuple(sorted(operands, key=lambda each: (self._kind(each), each.shape != value.shape)))
         numbers = []
-        for operand in maker.operands:
+        for operand in operands:
             assert operand.shape is not None
             if operand.shape == value.shape:
                 numbers.append(self._term(operand, at))
@@ -251,6 +259,25 @@ class Terms:
             own = index_map.broadcast(operand.shape, value.shape)
             numbers.append(self._term(operand, self._then(at, own, value)))
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
+
+    def _kind(self, value: Value, depth: int = MAX_DEPTH) -> tuple[int, int]:
+        """Of an expression, whatever its sizes: how many operations it has upon each other, negative, and a checksum of
+        what they are. In its order, the deepest first, operands make one program of what models write down in either.
+        """
+        value = in_memory(value)
+        if value in self._kinds:
+            return self._kinds[value]
+        maker = value.maker
+        height, words = 0, f"{value.dtype.name} {isinstance(maker, Constant)}"
+        if depth and maker is not None and maker in self.fusible and value not in self._stored:
+            below = [self._kind(operand, depth - 1) for operand in maker.operands]
+            if isinstance(maker, Pointwise) and maker.name in COMMUTATIVE:
+                below.sort()
+            height = min((height for height, _ in below), default=0) - 1
+            words += f" {maker.name if isinstance(maker, Pointwise) else type(maker).__name__} {below}"
+        found = height, zlib.crc32(words.encode())
+        self._kinds[value] = found
+        return found
 
     def _moved(self, value: Value, maker: Operation, at: IndexMap) -> int:
         """The step that holds what one operand has elsewhere, and a number where it has nothing."""

@@ -16,174 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Residual(nn.Module):
-    """The sum of a path and a shortcut, and what follows it."""
-
-    def __init__(self, path: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
-        super().__init__()
-        self.path, self.shortcut, self.after = path, shortcut or nn.Identity(), after or nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.path(x) + self.shortcut(x))
-
-
-class Gate(nn.Module):
-    """Squeeze and excitation (Hu 2017)."""
-
-    def __init__(self, channels: int, activation: nn.Module, gate: nn.Module) -> None:
-        super().__init__()
-        self.weights = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 8, 1), activation, nn.Conv2d(8, channels, 1), gate
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weights(x)
-
-
-class Attention(nn.Module):
-    """Self-attention of several heads (Vaswani 2017)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        batch, rows, width = x.shape
-        query, key, value = self.qkv(x).reshape(batch, rows, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.projection(y.transpose(1, 2).reshape(batch, rows, width))
-
-
-class VisionTransformer(nn.Module):
-    """Dosovitskiy 2020, with dropout where it has some."""
-
-    def __init__(self, width: int, classes: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, 8, 8)
-        self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 17, width))
-        self.blocks = nn.Sequential(*(each for _ in range(3) for each in self._block(width, dropout)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-
-    @staticmethod
-    def _block(width: int, dropout: float) -> list[nn.Module]:
-        drop = [nn.Dropout(dropout)] if dropout else []
-        attention = nn.Sequential(nn.LayerNorm(width), Attention(width, 4), *drop)
-        layers = nn.Linear(width, 2 * width), nn.GELU(), *drop, nn.Linear(2 * width, width), *drop
-        return [Residual(attention), Residual(nn.Sequential(nn.LayerNorm(width), *layers))]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
-        return self.head(self.norm(self.blocks(x))[:, 0])
-
-
-class UNet(nn.Module):
-    """Ronneberger 2015, of two levels, with either way up."""
-
-    def __init__(self, width: int, transposed: bool) -> None:
-        super().__init__()
-        self.down = nn.Sequential(*block(3, width), *block(width, width))
-        self.middle = nn.Sequential(nn.MaxPool2d(2), *block(width, 2 * width), *block(2 * width, 2 * width))
-        scale = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
-        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2) if transposed else scale
-        self.out = nn.Sequential(*block(2 * width if transposed else 3 * width, width), nn.Conv2d(width, 4, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.down(x)
-        return self.out(torch.cat([x, self.up(self.middle(x))], 1))
-
-
-class DropPath(nn.Module):
-    """Leaves out whole samples of a path (Huang 2016)."""
-
-    def __init__(self, keep: float) -> None:
-        super().__init__()
-        self.keep = keep
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(self.keep)
-        return x * kept.div_(self.keep)
-
-
-class WindowAttention(nn.Module):
-    """Self-attention within windows of 7x7 pixels, shifted by half a window or not (Liu 2021)."""
-
-    numbers: Tensor
-    mask: Tensor | None
-
-    def __init__(self, width: int, side: int, shift: int) -> None:
-        super().__init__()
-        self.side, self.shift = side, shift
-        self.attention = Attention(width, width // 32)
-        self.places = nn.Parameter(torch.zeros(13 * 13, width // 32))
-        self.register_buffer("numbers", torch.arange(49 * 49) % (13 * 13), persistent=False)
-        mask = torch.zeros((side // 7) ** 2, 49, 49) if shift else None
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, side, _, width = x.shape
-        if self.shift:
-            x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
-        windows = side // 7
-        x = x.view(batch, windows, 7, windows, 7, width).permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 49, width)
-        bias = self.places[self.numbers].view(49, 49, -1).permute(2, 0, 1).contiguous().unsqueeze(0)
-        if self.mask is not None:
-            number, heads = self.mask.shape[0], bias.shape[1]
-            mask = self.mask.view(1, number, 1, 49, 49).expand(batch, -1, heads, -1, -1)
-            bias = bias + mask.reshape(-1, heads, 49, 49)
-        x = self.attention(x, bias).view(-1, windows, windows, 7, 7, width)
-        x = x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, side, side, width)
-        return torch.roll(x, (self.shift, self.shift), (1, 2)) if self.shift else x
-
-
-class WindowBlock(nn.Module):
-    """Attention within windows, and two linear layers, each with a shortcut."""
-
-    def __init__(self, width: int, side: int, shift: int, keep: float) -> None:
-        super().__init__()
-        drops = [DropPath(keep)] if keep < 1 else []
-        self.attention = Residual(nn.Sequential(nn.LayerNorm(width), WindowAttention(width, side, shift), *drops))
-        layers = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        self.layers = Residual(nn.Sequential(nn.LayerNorm(width), *layers, *drops))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attention(x)
-        batch, side, _, width = x.shape
-        return self.layers(x.reshape(batch, -1, width)).reshape(batch, side, side, width)
-
-
-class Merge(nn.Module):
-    """Makes one pixel of 2x2 (Liu 2021)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.reduction = nn.LayerNorm(4 * width), nn.Linear(4 * width, 2 * width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, side, _, width = x.shape
-        x = x.reshape(batch, side // 2, 2, side // 2, 2, width).permute(0, 1, 3, 4, 2, 5).flatten(3)
-        return self.reduction(self.norm(x))
-
-
-class WindowTransformer(nn.Module):
-    """Liu 2021, of three stages; in the last one a window is the whole image."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.patches, self.norm = nn.Conv2d(3, width, 4, 4), nn.LayerNorm(width)
-        layers: list[nn.Module] = [WindowBlock(width, 28, 0, 1.0), WindowBlock(width, 28, 3, 0.95), Merge(width)]
-        layers += [WindowBlock(2 * width, 14, shift, 0.9) for shift in (0, 3, 0, 3, 0, 3)]
-        layers += [Merge(2 * width), WindowBlock(4 * width, 7, 0, 0.85), WindowBlock(4 * width, 7, 0, 0.8)]
-        self.blocks = nn.Sequential(*layers, nn.LayerNorm(4 * width))
-        self.head = nn.Linear(4 * width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.patches(x).permute(0, 2, 3, 1))
-        return self.head(self.blocks(x).mean((1, 2)))
+from torch_max_backend.wheel.typical_attention import VisionTransformer, WindowTransformer
+from torch_max_backend.wheel.typical_blocks import DropPath, Gate, Residual, block, head
+from torch_max_backend.wheel.typical_dense import Denoiser, Pyramid, Segmenter, UNet
 
 
 class PixelNorm(nn.LayerNorm):
@@ -209,43 +44,31 @@ class DepthwiseBlock(nn.Module):
 
 
 def _depthwise_network(width: int, classes: int, keep: float) -> nn.Module:
-    """Liu 2022, of two stages."""
-    stem = nn.Conv2d(3, width, 4, 4), PixelNorm(width)
-    smaller = PixelNorm(width), nn.Conv2d(width, 2 * width, 2, 2)
-    blocks, last = ([DepthwiseBlock(n * width, keep) for _ in range(depth)] for n, depth in ((1, 3), (2, 9)))
-    end = nn.AdaptiveAvgPool2d(1), PixelNorm(2 * width), nn.Flatten(), nn.Linear(2 * width, classes)
-    return nn.Sequential(*stem, *blocks, *smaller, *last, *end)
+    """Liu 2022, of four stages; ``keep`` of the last block's samples."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 4), PixelNorm(width)]
+    keeps = iter(torch.linspace(1, keep, 18).tolist())
+    for stage, depth in enumerate((3, 3, 9, 3)):
+        layers += [PixelNorm(width << stage - 1), nn.Conv2d(width << stage - 1, width << stage, 2, 2)] if stage else []
+        layers += [DepthwiseBlock(width << stage, next(keeps)) for _ in range(depth)]
+    end = nn.AdaptiveAvgPool2d(1), PixelNorm(8 * width), nn.Flatten(), nn.Linear(8 * width, classes)
+    return nn.Sequential(*layers, *end)
 
 
-def block(
-    inputs: int,
-    outputs: int,
-    stride: int = 1,
-    activation: nn.Module | None = None,
-    taps: int = 3,
-    groups: int = 1,
-    bias: bool = False,
-) -> list[nn.Module]:
-    """Convolution, batch normalization and an activation."""
-    convolution = nn.Conv2d(inputs, outputs, taps, stride, taps // 2, groups=groups, bias=bias)
-    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU() if activation is None else activation]
-
-
-def head(channels: int, classes: int) -> list[nn.Module]:
-    """Means over pixels and a linear layer."""
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+def _residual_stage(inputs: int, inner: int, outputs: int, stride: int = 1, bottleneck: bool = True) -> nn.Module:
+    """A block of He 2015."""
+    first, last = block(inputs, inner, 1 if bottleneck else stride), block(inner, outputs, 1, nn.Identity())
+    middle = block(inner, inner, stride) if bottleneck else []
+    shortcut = nn.Sequential(*block(inputs, outputs, stride, nn.Identity(), taps=1))
+    changes = inputs != outputs or stride != 1
+    return Residual(nn.Sequential(*first, *middle, *last), shortcut if changes else None, nn.ReLU())
 
 
 def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
     """Of He 2015."""
-    inner, outer = width, (4 if bottleneck else 1) * width
+    outer = (4 if bottleneck else 1) * width
 
     def stage(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
-        first, last = block(inputs, inner, 1 if bottleneck else stride), block(inner, outputs, 1, nn.Identity())
-        middle = block(inner, inner, stride) if bottleneck else []
-        shortcut = nn.Sequential(*block(inputs, outputs, stride, nn.Identity(), taps=1))
-        changes = inputs != outputs or stride != 1
-        return Residual(nn.Sequential(*first, *middle, *last), shortcut if changes else None, nn.ReLU())
+        return _residual_stage(inputs, width, outputs, stride, bottleneck)
 
     stages = stage(width, outer), stage(outer, outer), stage(outer, 2 * outer, 2), stage(2 * outer, 2 * outer)
     return nn.Sequential(*block(3, width, 2), nn.MaxPool2d(3, 2, 1), *stages, *head(2 * outer, classes))
@@ -289,26 +112,47 @@ class ExchangeUnit(nn.Module):
 
 
 class ParallelNetwork(nn.Module):
-    """Sun 2019, of two to four branches."""
+    """Sun 2019, of two to four branches, which the head adds up from the largest to the smallest."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(*block(3, width, 2))
+        self.stem = nn.Sequential(
+            *block(3, width, 2), _residual_stage(width, width, 4 * width), *block(4 * width, width)
+        )
         self.more = nn.ModuleList(nn.Sequential(*block(width << n, width << n + 1, 2)) for n in range(3))
         self.stages = nn.ModuleList(
-            nn.Sequential(ExchangeUnit(width, branches), ExchangeUnit(width, branches)) for branches in (2, 3, 4)
+            nn.Sequential(*(ExchangeUnit(width, branches) for _ in range(units)))
+            for branches, units in ((2, 1), (3, 4), (4, 3))
         )
-        self.smaller = nn.ModuleList(nn.Sequential(*block(width << n, width << n + 1, 2)) for n in range(3))
-        self.head = nn.Sequential(*head(width << 3, classes))
+        self.wider = nn.ModuleList(_residual_stage(width << n, 8 << n, 32 << n) for n in range(4))
+        self.smaller = nn.ModuleList(nn.Sequential(*block(32 << n, 64 << n, 2, bias=True)) for n in range(3))
+        self.head = nn.Sequential(*block(256, 512, taps=1, bias=True), *head(512, classes))
 
     def forward(self, x: Tensor) -> Tensor:
         branches = [self.stem(x)]
         for more, stage in zip(self.more, self.stages, strict=True):
             branches = stage([*branches, more(branches[-1])])
-        total = branches[0]
-        for smaller, branch in zip(self.smaller, branches[1:], strict=True):
+        total, *rest = (wider(branch) for wider, branch in zip(self.wider, branches, strict=True))
+        for smaller, branch in zip(self.smaller, rest, strict=True):
             total = branch + smaller(total)
         return self.head(total)
+
+
+def _inverted(
+    width: int,
+    activation: Callable[[], nn.Module],
+    gate: nn.Module | None = None,
+    stride: int = 1,
+    expansion: int = 4,
+) -> nn.Module:
+    """A layer of Sandler 2018, with a shortcut where its expansion is that of the stride."""
+    wide = expansion * width
+    wider = [] if expansion == 1 else block(width, wide, 1, activation(), taps=1)
+    path = nn.Sequential(
+        *wider, *block(wide, wide, stride, activation(), groups=wide),
+        *([] if gate is None else [gate]), *block(wide, width, 1, nn.Identity(), taps=1),
+    )  # fmt: skip
+    return Residual(path) if stride == expansion // 4 else path
 
 
 def _inverted_residuals(
@@ -317,24 +161,41 @@ def _inverted_residuals(
     activation: Callable[[], nn.Module],
     gate: Callable[[], nn.Module] | None,
     dropout: float = 0.2,
+    keep: float = 1.0,
 ) -> nn.Module:
-    """Of Sandler 2018, with gates in Howard 2019 and Tan 2019."""
+    """Of Sandler 2018, with gates in Howard 2019 and Tan 2019, whose layers drop samples."""
 
     def layer(stride: int, expansion: int = 4) -> nn.Module:
-        wide = expansion * width
-        wider = [] if expansion == 1 else block(width, wide, 1, activation(), taps=1)
-        gates = [] if gate is None else [Gate(wide, activation(), gate())]
-        path = nn.Sequential(
-            *wider, *block(wide, wide, stride, activation(), groups=wide),
-            *gates, *block(wide, width, 1, nn.Identity(), taps=1),
-        )  # fmt: skip
-        return Residual(path) if stride == expansion // 4 else path
+        # Of a width that is no multiple of 8 where the expansion is 1.
+        inner, wide = (6 if expansion == 1 else 8), expansion * width
+        gates = None if gate is None else Gate(wide, activation(), gate(), inner)
+        made = _inverted(width, activation, gates, stride, expansion)
+        if keep < 1 and isinstance(made, Residual):
+            made.path = nn.Sequential(made.path, DropPath(keep))
+        return made
 
     stem, last = block(3, width, 2, activation()), block(width, 2 * width, 1, activation(), taps=1)
     drop = [nn.Dropout(dropout)] if dropout else []
     end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), *drop, nn.Linear(2 * width, classes)
     layers = layer(1, 1), layer(1), layer(2), layer(1), layer(1), layer(1)
     return nn.Sequential(*stem, *layers, *last, *end)
+
+
+def _mobile(width: int, classes: int) -> nn.Module:
+    """Of Howard 2019: the first layers have one activation, the last ones another, and some of each have gates."""
+
+    def gate() -> nn.Module:
+        return Gate(4 * width, nn.ReLU(), nn.Hardsigmoid())
+
+    layers = [_inverted(width, nn.ReLU, expansion=1), _inverted(width, nn.ReLU, stride=2), _inverted(width, nn.ReLU)]
+    layers += [_inverted(width, nn.ReLU, gate(), stride) for stride in (2, 1, 1)]
+    layers += [_inverted(width, nn.Hardswish, None, stride) for stride in (2, 1, 1)]
+    layers += [_inverted(width, nn.Hardswish, gate(), stride) for stride in (2, 1, 1)]
+    last = block(width, 2 * width, 1, nn.Hardswish(), taps=1)
+    end = nn.Linear(2 * width, 2 * width), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(2 * width, classes)
+    return nn.Sequential(
+        *block(3, width, 2, nn.Hardswish()), *layers, *last, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *end
+    )
 
 
 def _convolutions(
@@ -398,11 +259,24 @@ NETWORKS = (
     Typical(
         "inverted-hardswish", lambda width, classes: _inverted_residuals(width, classes, nn.Hardswish, nn.Hardsigmoid)
     ),
+    Typical(
+        "inverted-silu-drop-path",
+        lambda width, classes: _inverted_residuals(width, classes, nn.SiLU, nn.Sigmoid, keep=0.9),
+    ),
+    Typical("inverted-mixed", _mobile, side=64),
     Typical("transformer", lambda width, classes: VisionTransformer(2 * width, classes), side=32),
     Typical("transformer-dropout", lambda width, classes: VisionTransformer(2 * width, classes, 0.1), side=32),
-    Typical("window-transformer", WindowTransformer, side=112),
-    Typical("depthwise", lambda width, classes: _depthwise_network(width, classes, 1.0)),
-    Typical("depthwise-drop-path", lambda width, classes: _depthwise_network(width, classes, 0.9)),
+    Typical("transformer-module", lambda width, classes: VisionTransformer(2 * width, classes, 0.0, True), side=32),
+    # Of 3, 6, 12 and 24 heads, or 4, 8, 16 and 32: 49x49 biases of each are no multiple of 4 in the former.
+    Typical("windows", lambda width, classes: WindowTransformer(max(96, width), classes, 7), side=224),
+    Typical("windows-sliced", lambda width, classes: WindowTransformer(96, classes, 7, sliced=True), side=224),
+    Typical("windows-cosine", lambda width, classes: WindowTransformer(96, classes, 8, True), side=256),
+    Typical("depthwise", lambda width, classes: _depthwise_network(width, classes, 1.0), side=64),
+    Typical("depthwise-drop-path", lambda width, classes: _depthwise_network(width, classes, 0.9), side=64),
     Typical("unet", lambda width, classes: UNet(width, False)),
     Typical("unet-transposed", lambda width, classes: UNet(width, True)),
+    Typical("segmentation", lambda width, classes: Segmenter(width, classes, False), side=64),
+    Typical("segmentation-dilated", lambda width, classes: Segmenter(width, classes, True), side=64),
+    Typical("pyramid", lambda width, classes: Pyramid(width), side=64),
+    Typical("denoiser", lambda width, classes: Denoiser(128), side=32),
 )
