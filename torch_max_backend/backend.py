@@ -27,6 +27,7 @@ from torch_max_backend.graph.constants import fold_foreign_constants
 from torch_max_backend.graph.memory import Kept
 from torch_max_backend.graph.passes.budget import keep_less
 from torch_max_backend.graph.passes.early import begin_libraries
+from torch_max_backend.graph.passes.joined import stack_parts
 from torch_max_backend.graph.passes.narrow import narrow_interpolations
 from torch_max_backend.graph.passes.pool_offsets import keep_small_offsets
 from torch_max_backend.graph.passes.recompute import normalize_elementwise
@@ -204,7 +205,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
-    joint = fold_foreign_constants(keep_small_offsets(fuse_attention(joint)))
+    joint = fold_foreign_constants(keep_small_offsets(stack_parts(fuse_attention(joint))))
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))

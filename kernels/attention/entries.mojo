@@ -18,9 +18,11 @@ from .dispatch import run_backward, run_forward
 from .pointers import BackwardPointers, ForwardPointers
 from .problem import (
     OPERANDS,
+    STRIDED,
     AttentionProblem,
     bias_strides,
     checked,
+    replace_strides,
     strided_heads,
 )
 
@@ -38,6 +40,8 @@ struct AttentionNumbers(Copyable):
     """Whether a row of which all is hidden is NaN."""
     var axes: Array[IndexList[3], OPERANDS]
     """Where in memory batch, heads and rows of query, key, value and output lie."""
+    var steps: Array[IndexList[3], STRIDED]
+    """From batch to batch, head to head and row to row where these tensors lie in larger ones; else 0."""
 
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
@@ -46,7 +50,12 @@ struct AttentionNumbers(Copyable):
         var axes = Array[IndexList[3], OPERANDS](fill=IndexList[3]())
         for i in range(OPERANDS):
             axes[i] = arguments.take_words[3]()
-        return Self(scale, flags[0] != 0, flags[1] != 0, flags[2] != 0, axes^)
+        var steps = Array[IndexList[3], STRIDED](fill=IndexList[3]())
+        for i in range(STRIDED):
+            steps[i] = arguments.take_words[3]()
+        return Self(
+            scale, flags[0] != 0, flags[1] != 0, flags[2] != 0, axes^, steps^
+        )
 
 
 @no_inline
@@ -58,7 +67,7 @@ def _problem(
     sums: IndexList[3],
     numbers: AttentionNumbers,
 ) raises -> AttentionProblem:
-    return checked(
+    var problem = checked(
         strided_heads(query, numbers.axes[0]),
         strided_heads(key, numbers.axes[1]),
         strided_heads(value, numbers.axes[2]),
@@ -69,6 +78,8 @@ def _problem(
         numbers.aligned_at_end,
         numbers.hidden_is_nan,
     )
+    replace_strides(problem, numbers.steps)
+    return problem
 
 
 @no_inline

@@ -16,7 +16,9 @@ from std.utils.index import Index, IndexList
 from ..common.argument import KernelArgument
 
 comptime OPERANDS = 4
-"""Query, key, value and output, in the order of the rows of `axes`; a gradient lies as its tensor."""
+"""Query, key, value and output, in the order of the rows of `axes`; a gradient's axes are its tensor's."""
+comptime STRIDED = 6
+"""Query, key and value, then their gradients: they may lie in larger tensors."""
 
 
 @fieldwise_init
@@ -66,6 +68,9 @@ struct AttentionProblem(KernelArgument):
     var key: Strides
     var value: Strides
     var output: Strides
+    var query_grad: Strides
+    var key_grad: Strides
+    var value_grad: Strides
     var bias: BiasStrides
     var scale: Float64
     var reach: Int
@@ -141,6 +146,27 @@ def strided_heads(
         extents[3],
         Strides(steps[axes[0]], steps[axes[1]], steps[axes[2]]),
     )
+
+
+@no_inline
+def replace_strides(
+    mut problem: AttentionProblem, steps: Array[IndexList[3], STRIDED]
+) raises:
+    """Those of tensors that lie in larger ones: steps of batch, head and row; all are 0 for a tensor of its own.
+    """
+
+    def place(mut strides: Strides, own: IndexList[3]) raises:
+        if min(own[0], min(own[1], own[2])) < 0:
+            raise Error(t"attention: steps {own}: none may be negative")
+        if max(own[0], max(own[1], own[2])) > 0:
+            strides = Strides(own[0], own[1], own[2])
+
+    place(problem.query, steps[0])
+    place(problem.key, steps[1])
+    place(problem.value, steps[2])
+    place(problem.query_grad, steps[3])
+    place(problem.key_grad, steps[4])
+    place(problem.value_grad, steps[5])
 
 
 @no_inline
@@ -244,6 +270,9 @@ def checked(
         key=key.strides,
         value=value.strides,
         output=output.strides,
+        query_grad=query.strides,
+        key_grad=key.strides,
+        value_grad=value.strides,
         bias=BiasStrides(1, 0, 0, 0, 0),
         scale=scale,
         reach=reach,

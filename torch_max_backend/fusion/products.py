@@ -68,7 +68,7 @@ def _placed(
     (result,), (a, b) = call.results, call.operands
     if result.shape is None or a.shape is None or b.shape is None:
         return None
-    ways = [_stores(result, kept), _sources(a, made), _sources(b, made)]
+    ways = [_stores(result, kept), sources_of(a, made), sources_of(b, made)]
     # The deepest first; what does not fit is copied, as it would have been.
     for (stored, to), (a_home, a_map), (b_home, b_map) in itertools.product(*(each[::-1] for each in ways)):
         geometry = _geometry((result.shape, a.shape, b.shape), (to, a_map, b_map), facts)
@@ -77,7 +77,7 @@ def _placed(
     raise AssertionError(f"contiguous operands fit: {call}")
 
 
-def _sources(value: Value, made: Collection[Value]) -> list[tuple[Value, IndexMap]]:
+def sources_of(value: Value, made: Collection[Value] = ()) -> list[tuple[Value, IndexMap]]:
     """Values that the operand may be read from, with the map from its own count; first the operand itself."""
     at = index_map.identity(value.size)
     found = [(value, at)]
@@ -108,7 +108,7 @@ def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap
             value = reader.results[0]
             continue
         own = moved_map(reader) if isinstance(reader, Transpose) and is_fusible(reader) else None
-        inverse = _inverse(own) if own is not None else None
+        inverse = inverse_of(own) if own is not None else None
         through = at.then(inverse) if inverse is not None else None
         if through is None:
             break
@@ -117,7 +117,7 @@ def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap
     return found
 
 
-def _inverse(one_to_one: IndexMap) -> IndexMap | None:
+def inverse_of(one_to_one: IndexMap) -> IndexMap | None:
     """The map back, of one that reads every element once."""
     steps: list[tuple[int, int, int]] = []
     step = 1
@@ -134,7 +134,7 @@ def _geometry(
     facts: ContiguousBatches,
 ) -> MatmulGeometry | None:
     """The call whose tensors lie so; None where strides cannot say it."""
-    parts = [_parts(each.digits, shape) for each, shape in zip(maps, shapes, strict=True)]
+    parts = [digits_by_extent(each.digits, shape) for each, shape in zip(maps, shapes, strict=True)]
     if any(part is None for part in parts):
         return None
     (c_batch, c_rows, c_columns), (a_batch, *a_inner), (b_batch, *b_inner) = [part or [] for part in parts]
@@ -165,7 +165,7 @@ def _geometry(
     )  # fmt: skip
 
 
-def _parts(digits: Sequence[tuple[int, ...]], shape: Sequence[int]) -> list[Digits] | None:
+def digits_by_extent(digits: Sequence[tuple[int, ...]], shape: Sequence[int]) -> list[Digits] | None:
     """The digits of each extent; None where one digit counts across two of them, or reads what is not there."""
     if any(len(digit) > 2 for digit in digits):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from max.graph import DeviceRef
 
+from torch_max_backend.fusion.attention import strided_attention
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import FusedConvolution, absorbed
@@ -58,6 +59,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     write_sums(graph, device)
     narrow_sums(graph)
     strided_products(graph, device)
+    strided_attention(graph)
     chosen = grouped(graph.operations, set(graph.results), device)
     made: dict[Value, Value] = {}
     gone: set[Operation] = set()

@@ -373,9 +373,8 @@ class _Lister:
     def _placed(self, call: Call, word: Word) -> int | Place:
         if isinstance(word, int):
             return word
-        if not isinstance(word, Operand):
-            return self._place(call.results[word.number])
-        place = self._place(call.operands[word.number])
+        values = call.operands if isinstance(word, Operand) else call.results
+        place = self._place(values[word.number])
         return replace(place, offset=place.offset + word.offset) if word.offset else place
 
     def _place(self, value: Value) -> Place:

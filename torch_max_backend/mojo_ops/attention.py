@@ -2,8 +2,10 @@
 
 Query, key, value and output are rank 4 in memory with a row's elements last; ``axes`` says for each of the four where
 batch, heads and rows lie: (0, 1, 2) for [batch, heads, rows, elements], (0, 2, 1) for [batch, rows, heads, elements].
-A gradient lies as its tensor. H heads of queries may share G heads of keys and values. logsumexp is [batch, H, rows] in
-float32 (float64 for float64); it is 0 for a row that sees no key, whose output is 0.
+A gradient lies as its tensor. A pass over the graph (``fusion/attention.py``) may have query, key, value and their
+gradients lie in larger tensors, and says how far apart batches, heads and rows are there. H heads of queries may share
+G heads of keys and values. logsumexp is [batch, H, rows] in float32 (float64 for float64); it is 0 for a row that sees
+no key, whose output is 0.
 
 A bias is contiguous and broadcastable to [batch, H, queries, keys], or has a part of the batches and is repeated; it is
 added to ``scale * Q @ K.T``.
@@ -27,13 +29,18 @@ Axes = tuple[int, int, int]
 #: Of query, key, value and output.
 AllAxes = tuple[Axes, Axes, Axes, Axes]
 
+STRIDED = ("query", "key", "value", "query_grad", "key_grad", "value_grad")
+"""The tensors that may lie in larger ones. Steps of 0 are those of a tensor of its own."""
 _NUMBERS: dict[str, type[Number]] = {
     "scale": float,
     "is_causal": int,
     "aligned_at_end": int,
     "hidden_is_nan": int,
     **{f"{what}_{axis}": int for what in ("query", "key", "value", "output") for axis in ("batch", "heads", "rows")},
+    **{f"{what}_{axis}_step": int for what in STRIDED for axis in ("batch", "heads", "rows")},
 }
+AXES, STEPS = list(_NUMBERS).index("query_batch"), list(_NUMBERS).index("query_batch_step")
+"""Where these begin among a call's numbers."""
 
 
 def _tensors(*names: str) -> tuple[Tensor, ...]:
@@ -133,7 +140,7 @@ def _call(
         entry, functions.target_of(first.device), first.dtype, None if bias is None else bias.dtype, wide=wide
     )
     values = operands if bias is None else [*operands, bias]
-    places = [place for each in axes for place in each]
+    places = [place for each in axes for place in each] + [0] * (3 * len(STRIDED))
     return functions.call(FAMILY[entry], function, values, types, [*numbers, *places])
 
 

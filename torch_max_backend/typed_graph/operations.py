@@ -210,9 +210,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Result:
-    """In a call's words: where the result of that number begins."""
+    """In a call's words: where the result of that number begins, or ``offset`` bytes behind."""
 
     number: int
+    offset: int = 0
 
 
 Word: TypeAlias = int | Operand | Result

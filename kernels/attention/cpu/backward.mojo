@@ -94,7 +94,7 @@ def _store_queries[
         for row in range(p.queries):
             var h = g * p.repeats() + repeat
             write_row(
-                at.unsafe_offset(p.query.row_offset(b, h, row)),
+                at.unsafe_offset(p.query_grad.row_offset(b, h, row)),
                 of_head.row(row),
                 p.size,
                 p.scale.cast[acc](),
@@ -138,7 +138,7 @@ def _add_queries[
                             + other.unsafe_offset(i).unsafe_load[width=width]()
                         )
                 write_row[dtype, acc](
-                    at.unsafe_offset(p.query.offset(b, h) + row * p.query.row),
+                    at.unsafe_offset(p.query_grad.row_offset(b, h, row)),
                     line,
                     p.size,
                     p.scale.cast[acc](),
@@ -226,14 +226,14 @@ struct _KeyBlock[
         for row in range(count):
             write_row(
                 self.t.key_grad.unsafe_offset(
-                    p.key.row_offset(b, g, key + row)
+                    p.key_grad.row_offset(b, g, key + row)
                 ),
                 self.key_grads.row(row),
                 p.size,
             )
             write_row(
                 self.t.value_grad.unsafe_offset(
-                    p.value.row_offset(b, g, key + row)
+                    p.value_grad.row_offset(b, g, key + row)
                 ),
                 self.value_grads.row(row),
                 p.value_size,

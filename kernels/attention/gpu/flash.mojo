@@ -103,6 +103,9 @@ def flash_can_implement[
         or not _is_aligned(p.key)
         or not _is_aligned(p.value)
         or not _is_aligned(p.output)
+        or not _is_aligned(p.query_grad)
+        or not _is_aligned(p.key_grad)
+        or not _is_aligned(p.value_grad)
         or addresses % 16 != 0
     ):
         return String("a row does not begin at a multiple of 16 bytes")

@@ -302,8 +302,8 @@ def flash_keys_kernel[
     wait_for_copies[0]()
     var factor = p.scale.cast[DType.float32]()
     write_sums[dtype, depth](
-        at.key_grad.unsafe_offset(p.key.offset(b, g)),
-        p.key.row,
+        at.key_grad.unsafe_offset(p.key_grad.offset(b, g)),
+        p.key_grad.row,
         keys,
         Int32(p.size),
         key_sums,
@@ -313,8 +313,8 @@ def flash_keys_kernel[
         lane,
     )
     write_sums[dtype, depth](
-        at.value_grad.unsafe_offset(p.value.offset(b, g)),
-        p.value.row,
+        at.value_grad.unsafe_offset(p.value_grad.offset(b, g)),
+        p.value_grad.row,
         keys,
         Int32(p.value_size),
         value_sums,
@@ -492,8 +492,8 @@ def flash_queries_kernel[
     wait_for_copies[0]()
     var factor = p.scale.cast[DType.float32]()
     write_sums[dtype, depth](
-        at.query_grad.unsafe_offset(p.query.offset(b, h)),
-        p.query.row,
+        at.query_grad.unsafe_offset(p.query_grad.offset(b, h)),
+        p.query_grad.row,
         queries,
         Int32(p.size),
         query_sums,

@@ -132,9 +132,9 @@ def tiled_queries_kernel[
         write_rows(
             HeadRows[dtype](
                 at.query_grad.unsafe_offset(
-                    p.query.offset(b, h) + first * p.query.row
+                    p.query_grad.offset(b, h) + first * p.query_grad.row
                 ),
-                p.query.row,
+                p.query_grad.row,
                 p.queries - first,
                 p.size,
             ),
@@ -218,9 +218,9 @@ def tiled_keys_kernel[
         write_rows(
             HeadRows[dtype](
                 at.key_grad.unsafe_offset(
-                    p.key.offset(b, g) + first * p.key.row
+                    p.key_grad.offset(b, g) + first * p.key_grad.row
                 ),
-                p.key.row,
+                p.key_grad.row,
                 p.keys - first,
                 p.size,
             ),
@@ -231,9 +231,9 @@ def tiled_keys_kernel[
         write_rows(
             HeadRows[dtype](
                 at.value_grad.unsafe_offset(
-                    p.value.offset(b, g) + first * p.value.row
+                    p.value_grad.offset(b, g) + first * p.value_grad.row
                 ),
-                p.value.row,
+                p.value_grad.row,
                 p.keys - first,
                 p.value_size,
             ),

@@ -80,7 +80,7 @@ def keep_less(forward: GraphModule, backward: GraphModule, results: int, budget:
         return False
     free = {node for node in outputs[:results] if isinstance(node, Node)}
     sizes = {node: 0 if node.op == "placeholder" or node in free else _bytes(node) for node in kept}
-    bases = _bases_of_views(sizes)
+    bases = _bases_of_views(sizes, dict(zip(kept, arguments, strict=False)))
     chosen = _chosen({**sizes, **bases}, budget)
     if chosen is None:
         return False
@@ -104,20 +104,37 @@ def _bytes(node: Node) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors_of(node.meta.get("val")))
 
 
-def _bases_of_views(sizes: dict[Node, int]) -> dict[Node, int]:
-    """What several kept values are views of, all of it, where it is not kept; with its bytes. A part would have to be
-    copied out of it in both passes."""
-    views: dict[Node, int] = {}
-    for node, size in sizes.items():
+def _bases_of_views(sizes: dict[Node, int], twins: dict[Node, Node]) -> dict[Node, int]:
+    """What several kept values are views of, all of it, where it is not kept; with its bytes.
+
+    A part would have to be copied out of it in both passes, but for attention, which reads it where it lies
+    (``fusion/attention.py``).
+    """
+    views: dict[Node, list[Node]] = {}
+    for node in sizes:
         base = node
         while _is_view(base):
             base = base.all_input_nodes[0]
-        if base is not node and base.op == "call_function" and _is_known(base) and size == _bytes(base):
-            views[base] = views.get(base, 0) + 1
-    return {base: _bytes(base) for base, count in views.items() if count > 1 and base not in sizes}
+        if base is not node and base.op == "call_function" and _is_known(base):
+            views.setdefault(base, []).append(node)
+    found = {base: (_bytes(base), nodes) for base, nodes in views.items() if len(nodes) > 1 and base not in sizes}
+    return {
+        base: size
+        for base, (size, nodes) in found.items()
+        if all(sizes[node] == size for node in nodes)
+        or (sum(sizes[node] for node in nodes) == size and all(_is_for_attention(twins[node]) for node in nodes))
+    }
+
+
+def _is_for_attention(argument: Node) -> bool:
+    """Whether attention's gradients alone read it."""
+    names = [str(reader.target) for reader in argument.users]
+    return all("attention" in name and "backward" in name for name in names)
 
 
 def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return _is_view(node.all_input_nodes[0])
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
@@ -217,9 +234,9 @@ def _apply(
     kept = outputs[results:]
     arguments = backward.graph.find_nodes(op="placeholder")
     twins: dict[Node, Node] = dict(zip(kept, arguments, strict=False))
-    removed = {twins.pop(node): node for node in chosen}
+    removed = {twins.pop(node): node for node in chosen if node in twins}
     sources = (source for way in chosen.values() for source in way.sources)
-    given = (node for node in sources if node.op == "placeholder" or node in bases)
+    given = (node for node in sources if node.op == "placeholder" or (node in bases and node not in chosen))
     added = [node for node in dict.fromkeys(given) if node not in twins]
     with backward.graph.inserting_before(arguments[0]):
         for node in added:

@@ -1,0 +1,211 @@
+"""Attention whose queries, keys and values, and their gradients, lie in larger tensors.
+
+A linear layer makes queries, keys and values of all heads in one tensor, and autograd puts their gradients together in
+one for its backward pass. Between that tensor and a call of attention lie slices and transposes, which are copies. If
+they place batches, heads and rows at fixed steps, the call reads and writes the larger tensor itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch_max_backend.fusion import index_map
+from torch_max_backend.fusion.index_map import IndexMap
+from torch_max_backend.fusion.products import digits_by_extent, inverse_of, sources_of
+from torch_max_backend.fusion.terms import is_fusible, is_view, moved_map
+from torch_max_backend.mojo_ops.attention import AXES, STEPS
+from torch_max_backend.typed_graph import TypedGraph
+from torch_max_backend.typed_graph.operations import Call, Concat, Operand, Result, Transpose, Value, Word
+
+_PIECE = 8
+"""Elements at whose multiples rows begin: 16 bytes of the narrowest dtype, as the kernels of tensor cores copy them."""
+_FORWARD, _BACKWARD = "attention_fprop", "attention_dgrad"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Where a tensor of a call lies in a larger one.
+
+    Attributes:
+        whole: the larger one.
+        start: elements before the first.
+        steps: elements from batch to batch, from head to head, and from row to row.
+    """
+
+    whole: Value
+    start: int
+    steps: tuple[int, ...]
+
+
+def strided_attention(graph: TypedGraph) -> None:
+    """Has calls of attention read and write larger tensors in place of copies.
+
+    Args:
+        graph: which is changed.
+    """
+    kept = set(graph.results)
+    made: dict[Value, Value] = {}
+    gone: set[Call] = set()
+    for call in list(graph.operations):
+        if not isinstance(call, Call) or not call.kernel.startswith((_FORWARD, _BACKWARD)):
+            continue
+        backward = call.kernel.startswith(_BACKWARD)
+        read = _read_parts(call, int(backward), kept)
+        written = _written_parts(call, kept) if backward else {}
+        if read or written:
+            _replace(graph, call, read, written, made)
+            gone.add(call)
+    graph.settle(made, gone)
+
+
+def _replace(
+    graph: TypedGraph, call: Call, read: dict[int, _Part], written: dict[int, _Part], made: dict[Value, Value]
+) -> None:
+    """Adds the call on parts of larger tensors, by the numbers of operands and of results."""
+    words = list(call.words)
+    first = int(call.kernel.startswith(_BACKWARD))
+    for tensor, part in [(number - first, part) for number, part in read.items()] + [
+        (3 + number, part) for number, part in written.items()
+    ]:
+        words[STEPS + 3 * tensor : STEPS + 3 * tensor + 3] = part.steps
+    results: dict[Value, int] = {}
+    places: dict[int, Result] = {}
+    for number, result in enumerate(call.results):
+        part = written.get(number)
+        whole = result if part is None else part.whole
+        offset = 0 if part is None else part.start * result.dtype.size_in_bytes
+        places[number] = Result(results.setdefault(whole, len(results)), offset)
+    operands = tuple(read[number].whole if number in read else value for number, value in enumerate(call.operands))
+
+    def placed(word: Word) -> Word:
+        if isinstance(word, Operand) and word.number in read:
+            return Operand(word.number, read[word.number].start * operands[word.number].dtype.size_in_bytes)
+        return places[word.number] if isinstance(word, Result) else word
+
+    new = {whole: whole.like() for whole in results}
+    graph.add(
+        Call(
+            operands, tuple(new.values()), call.function, tuple(map(placed, words)), call.kernel,
+            facts=call.facts, node=call.node, op=call.op, line=call.line,
+        )
+    )  # fmt: skip
+    made.update(new)
+
+
+def _read_parts(call: Call, first: int, kept: Collection[Value]) -> dict[int, _Part]:
+    """The operands that lie in larger tensors, by their numbers. What a program computes is read so where it is read
+    whole: else the rest would be computed for nobody."""
+    found: dict[int, _Part] = {}
+    for tensor in range(3):
+        number = first + tensor
+        value = call.operands[number]
+        if value.shape is None or _is_needed(value, kept):
+            continue
+        for whole, at in sources_of(value)[:0:-1]:
+            part = _part(whole, at, value.shape, _axes(call, tensor))
+            if part is not None:
+                found[number] = part
+                break
+    for whole in {part.whole for part in found.values()}:
+        readers = [number for number, part in found.items() if part.whole is whole]
+        computed = whole.maker is not None and is_fusible(whole.maker)
+        if computed and sum(call.operands[number].size for number in readers) < whole.size:
+            for number in readers:
+                del found[number]
+    return found
+
+
+def _is_needed(value: Value, kept: Collection[Value]) -> bool:
+    """Whether anything but attention reads the value, or what it is a view of."""
+    while True:
+        if value in kept or any(
+            not is_view(reader) and not (isinstance(reader, Call) and reader.kernel.startswith((_FORWARD, _BACKWARD)))
+            for reader in value.readers
+        ):
+            return True
+        if not is_view(value.maker):
+            return False
+        assert value.maker is not None
+        value = value.maker.operands[0]
+
+
+def _written_parts(call: Call, kept: Collection[Value]) -> dict[int, _Part]:
+    """The gradients that are put together in one tensor, by their numbers, each with its part of that."""
+    joined: dict[Concat, dict[int, IndexMap]] = {}
+    for number, result in enumerate(call.results[:3]):
+        found = _joined(result, kept)
+        if found is not None:
+            joined.setdefault(found[0], {})[number] = found[1]
+    parts: dict[int, _Part] = {}
+    for concat, maps in joined.items():
+        if len(concat.operands) != len(maps):
+            continue
+        for whole, onwards in _onwards(concat.results[0], kept)[::-1]:
+            own: dict[int, _Part] = {}
+            for number, at in maps.items():
+                through, shape = at.then(onwards), call.results[number].shape
+                assert shape is not None
+                part = None if through is None else _part(whole, through, shape, _axes(call, number))
+                if part is not None:
+                    own[number] = part
+            if len(own) == len(maps):
+                parts.update(own)
+                break
+    return parts
+
+
+def _joined(value: Value, kept: Collection[Value]) -> tuple[Concat, IndexMap] | None:
+    """The concatenation that alone reads the value, through views and transposes, and where in its result it lies."""
+    for end, at in reversed(_onwards(value, kept)):
+        if end in kept or len(end.readers) != 1:
+            continue
+        (reader,) = end.readers
+        if isinstance(reader, Concat) and is_fusible(reader) and reader.operands.count(end) == 1:
+            before = reader.operands[: reader.operands.index(end)]
+            (result,) = reader.results
+            assert result.shape is not None and end.shape is not None
+            starts = [0] * len(result.shape)
+            starts[reader.axis] = sum(operand.shape[reader.axis] for operand in before if operand.shape is not None)
+            place = index_map.part(result.shape, starts, [1] * len(starts), end.shape)
+            through = at.then(place)
+            return None if through is None else (reader, through)
+    return None
+
+
+def _onwards(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap]]:
+    """The value, and what views and transposes that alone read it make of it, with the map from its count."""
+    at = index_map.identity(value.size)
+    found = [(value, at)]
+    while value not in kept and len(value.readers) == 1:
+        (reader,) = value.readers
+        through: IndexMap | None = at
+        if isinstance(reader, Transpose) and is_fusible(reader):
+            own = moved_map(reader)
+            inverse = inverse_of(own) if own is not None else None
+            through = at.then(inverse) if inverse is not None else None
+        elif not is_view(reader):
+            break
+        if through is None:
+            break
+        value, at = reader.results[0], through
+        found.append((value, at))
+    return found
+
+
+def _part(whole: Value, at: IndexMap, shape: Sequence[int], axes: Sequence[int]) -> _Part | None:
+    """The part of ``whole`` that a tensor of this shape in memory is; None where its steps are not fixed, or its rows
+    apart or not aligned."""
+    digits = digits_by_extent(at.digits, shape)
+    if digits is None or any(len(each) > 1 for each in digits):
+        return None
+    *outer, inner = [each[0][1] if each else 0 for each in digits]
+    if (inner != 1 and shape[-1] != 1) or any(number % _PIECE for number in (at.start, *outer)):
+        return None
+    return _Part(whole, at.start, tuple(outer[axis] for axis in axes))
+
+
+def _axes(call: Call, tensor: int) -> tuple[int, ...]:
+    """Where batch, heads and rows of query, key or value lie."""
+    first = AXES + 3 * tensor
+    return call.numbers[first : first + 3]
