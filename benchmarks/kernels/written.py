@@ -63,6 +63,11 @@ class WrittenFunction:
         return _IMPORT.sub("", _DOCSTRING.sub("", self._text))
 
     @property
+    def use(self) -> str:
+        """Not in the package."""
+        return "benchmarks"
+
+    @property
     def seconds(self) -> float:
         """As a convolution's function for a GPU."""
         return 10.0

@@ -26,7 +26,7 @@ from torch_max_backend.typed_graph.scalars import (
     word_of,
 )
 
-POINTWISE = Family("pointwise", first=1.2)
+POINTWISE = Family("pointwise", first=1.2, use="elementwise work")
 MAX_DIGITS = 8
 _BYTES_READ = 128
 """That a GPU's thread reads before it computes."""
@@ -209,6 +209,13 @@ class Program:
             f" p: RunPositions[{self.digits}, parts]{self._handed}:\n"
             f"{self.body}"
         )
+
+    @property
+    def use(self) -> str:
+        """That of the family whose entry it has."""
+        if self.entry.startswith("conv"):
+            return CONVOLUTION.use
+        return POINTWISE.use if self.reduction is None else "reduction"
 
     @property
     def seconds(self) -> float:

@@ -48,6 +48,7 @@ class RowsFunction:
 
     entry = "rows"
     seconds = 2.0
+    use = "reduction"
 
     @property
     def _digest(self) -> str:

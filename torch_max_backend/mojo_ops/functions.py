@@ -64,6 +64,11 @@ class Function(Protocol):
         ...
 
     @property
+    def use(self) -> str:
+        """What it is for, in a word or two."""
+        ...
+
+    @property
     def seconds(self) -> float:
         """CPU-seconds that it adds to a library that has others of its family, about."""
         ...
@@ -134,6 +139,11 @@ class LibraryFunction:
     def definition(self) -> str:
         """An entry needs nothing beside it."""
         return ""
+
+    @property
+    def use(self) -> str:
+        """Its family's."""
+        return declared[self.family].use
 
     @property
     def seconds(self) -> float:

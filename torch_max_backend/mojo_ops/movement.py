@@ -10,7 +10,7 @@ from max.dtype import DType
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Family
 
-FAMILY = Family("movement")
+FAMILY = Family("movement", use="copies")
 ENTRIES: tuple[Literal["transpose", "concatenate"], ...] = ("transpose", "concatenate")
 _WORDS = {1: DType.uint8, 2: DType.uint16, 4: DType.uint32, 8: DType.uint64}
 

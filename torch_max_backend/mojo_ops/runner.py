@@ -9,7 +9,7 @@ from max.dtype import DType
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Family
 
-FAMILY = Family("runner")
+FAMILY = Family("runner", use="running graphs")
 
 
 @functions.variants(FAMILY.folder)

@@ -147,10 +147,14 @@ class Family:
         signatures: of its entries.
         first: CPU-seconds that the first function of the family adds to a library, by the folder in the family that its
             entry stands in, "" for the family's own: its modules are read and checked once.
+        use: what its kernels are for, where the folder's name does not say it.
     """
 
-    def __init__(self, folder: str, *signatures: Signature, first: Mapping[str, float] | float = 0.0) -> None:
+    def __init__(
+        self, folder: str, *signatures: Signature, first: Mapping[str, float] | float = 0.0, use: str = ""
+    ) -> None:
         self.folder = folder
+        self.use = use or folder
         self.signatures = signatures
         self.first = {"": first} if isinstance(first, (int, float)) else dict(first)
         declared[folder] = self

@@ -278,20 +278,9 @@ def _worked(
     return stored
 
 
-_USES = {"pointwise": "elementwise work", "rows": "reduction", "runner": "running graphs", "movement": "copies"}
-"""What kernels are for, where their family or entry does not say it."""
-
-
 def uses(functions: Iterable[Function]) -> Counter[str]:
     """How many of the functions there are for each use."""
-    return Counter(map(_use, functions))
-
-
-def _use(function: Function) -> str:
-    if isinstance(function, LibraryFunction):
-        return _USES.get(function.family, function.family)
-    kind = function.entry.partition("_")[0]
-    return _USES.get(kind, "convolution" if kind == "conv" else kind)
+    return Counter(function.use for function in functions)
 
 
 def seconds(functions: Collection[Function]) -> float:
