@@ -13,7 +13,7 @@ from torch_max_backend.mojo_ops.sources import sources_of
 
 ROOT = Path(torch_max_backend.__file__).parent
 
-#: By folder ("" is the package): rooms, of which each imports only from those before it (architecture.md says so).
+#: By folder ("" is the package): modules, of which each imports only from those before it (architecture.md says so).
 _ORDERS = {
     "": ("ir", "mojo_ops", "typed_graph", "fusion", "launch_list", "runtime", "graph"),
     "runtime": ("caches", "building", "engine", "tensors", "memory", "launching", "device_graphs", "executable"),
@@ -23,7 +23,7 @@ _ORDERS = {
     ),
 }
 
-#: Rooms that the last of an order imports, so that a test that finds no imports fails.
+#: Modules that the last of an order imports, so that a test that finds no imports fails.
 _LAST_IMPORTS = {"": {"lowering", "runtime", "ir"}, "runtime": {"launching", "tensors"}, "graph": {"compiler", "sized"}}
 
 #: By family of kernels, the other families that it builds on. All of them build on kernels/common/.
@@ -35,7 +35,7 @@ def _imports(folder: Path) -> dict[str, set[str]]:
     above = folder.relative_to(ROOT.parent).parts
     found: dict[str, set[str]] = {}
     for path in folder.rglob("*.py"):
-        own = _room(folder, path.relative_to(folder).with_suffix("").parts)
+        own = _module(folder, path.relative_to(folder).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -45,11 +45,11 @@ def _imports(folder: Path) -> dict[str, set[str]]:
             for name in names:
                 parts = tuple(name.split("."))
                 if parts[: len(above)] == above and len(parts) > len(above):
-                    found.setdefault(own, set()).add(_room(folder, parts[len(above) :]))
-    return {room: others - {room} for room, others in found.items()}
+                    found.setdefault(own, set()).add(_module(folder, parts[len(above) :]))
+    return {module: others - {module} for module, others in found.items()}
 
 
-def _room(folder: Path, parts: tuple[str, ...]) -> str:
+def _module(folder: Path, parts: tuple[str, ...]) -> str:
     """The folder or module below ``folder``; what stands in the package itself is "__init__"."""
     known = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file()
     return parts[0] if known else "__init__"
@@ -60,15 +60,15 @@ def test_imports_run_one_way(below: str) -> None:
     folder, order = ROOT / below, _ORDERS[below]
     imports = _imports(folder)
     assert imports[order[-1]] >= _LAST_IMPORTS[below]
-    for number, room in enumerate(order):
-        assert (folder / room).is_dir() or (folder / f"{room}.py").is_file()
-        assert not imports.get(room, set()) & set(order[number + 1 :]), room
+    for number, module in enumerate(order):
+        assert (folder / module).is_dir() or (folder / f"{module}.py").is_file()
+        assert not imports.get(module, set()) & set(order[number + 1 :]), module
     while imports:
-        lowest = [room for room, others in imports.items() if not others & imports.keys()]
-        circle = {room: sorted(others & imports.keys()) for room, others in imports.items()}
+        lowest = [module for module, others in imports.items() if not others & imports.keys()]
+        circle = {module: sorted(others & imports.keys()) for module, others in imports.items()}
         assert lowest, f"these import each other in a circle: {circle}"
-        for room in lowest:
-            del imports[room]
+        for module in lowest:
+            del imports[module]
 
 
 @pytest.mark.parametrize("family", sorted(path.name for path in KERNELS_PATH.iterdir() if path.is_dir()))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from torch_max_backend.bench import report
+from torch_max_backend.bench import printing
 from torch_max_backend.bench.arguments import ArgumentError, RunControl, parse_convolution, parse_pooling
 from torch_max_backend.bench.case import Case
 from torch_max_backend.bench.ceilings import ceilings
@@ -136,12 +136,12 @@ def _run(choices: _Choices, control: RunControl, make: Callable[[torch.dtype, to
     device = choices.place()
     case = make(choices.torch_dtype, device, choices.layout.value)
     check_memory(case, control.verify, device)
-    for line in report.descriptions(case):
+    for line in printing.descriptions(case):
         typer.echo(line)
     result = run_case(
         case, control, device, choices.compare, secrets.randbits(32) if choices.seed is None else choices.seed
     )
-    for line in report.figures(result, ceilings(device, case.dtype) if result.times else None):
+    for line in printing.figures(result, ceilings(device, case.dtype) if result.times else None):
         typer.echo(line)
     if result.verification is not None and not result.verification.passed:
         raise typer.Exit(1)

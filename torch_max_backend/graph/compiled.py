@@ -18,7 +18,7 @@ from torch_max_backend.runtime.memory.packs import Packing
 
 @dataclass
 class CompiledGraph:
-    """A graph that can run after its unit is compiled, and a report of what runs where.
+    """A graph that can run after its unit is compiled, and an account of what runs where.
 
     Attributes:
         name: of the FX graph.

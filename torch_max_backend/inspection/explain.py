@@ -23,7 +23,7 @@ from torch_max_backend.torch_compat import tree_leaves, tree_map_only
 
 
 @dataclass(frozen=True)
-class GraphReport:
+class GraphAccount:
     """One FX graph: forward, backward or inference.
 
     Attributes:
@@ -49,14 +49,14 @@ class GraphReport:
 
 @dataclass
 class Explanation:
-    """The report on one call of a model.
+    """The account of one call of a model.
 
     Attributes:
         graphs: in the order in which they were compiled.
         memory: of the call and its backward pass; None where nothing was compiled, or MAX compiles the graphs.
     """
 
-    graphs: list[GraphReport] = field(default_factory=list)
+    graphs: list[GraphAccount] = field(default_factory=list)
     memory: StepMemory | None = None
 
     @property
@@ -101,7 +101,7 @@ class Explanation:
             self.memory.print(console)
 
 
-def report_of(compiled: CompiledGraph) -> GraphReport:
+def account_of(compiled: CompiledGraph) -> GraphAccount:
     """The account of one compiled graph."""
     ops: Counter[str] = Counter()
     launches: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
         ops.update(executable.built.ops)
         if executable.listing is not None:
             launches.update(entries[launch.function] for launch in executable.listing.launches)
-    return GraphReport(
+    return GraphAccount(
         compiled.name,
         dict(ops),
         len(compiled.executables),
@@ -125,7 +125,7 @@ def report_of(compiled: CompiledGraph) -> GraphReport:
 def explain(
     model: Callable[..., Any], *inputs: Any, quiet: bool = False, compile: bool = True, **keywords: Any
 ) -> Explanation:
-    """Compiles ``model(*inputs, **keywords)`` for this backend, and prints and returns a report on what runs where.
+    """Compiles ``model(*inputs, **keywords)`` for this backend, and prints and returns an account of what runs where.
 
     If parameters or inputs require gradients, the backward graph is compiled and reported too. The model's state does
     not change: a module is copied first.
@@ -133,13 +133,13 @@ def explain(
     Args:
         model: a module or a function.
         inputs: its positional arguments.
-        quiet: return the report without printing it.
+        quiet: return the account without printing it.
         compile: False only builds the MAX graphs, which takes seconds; the model then runs in PyTorch. What launches
             keep between their kernels then does not count.
         keywords: its keyword arguments.
 
     Returns:
-        The report, graph by graph.
+        The account, graph by graph.
     """
     if isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model)
@@ -175,11 +175,11 @@ def explain_ahead(
         inputs: its positional arguments; their tensors represent tensors on the GPU.
         target: the GPU's architecture, as for ``compile_ahead``.
         autocast: the dtype of ``torch.autocast("cuda", dtype=...)`` around the call, if any.
-        quiet: return the report without printing it.
+        quiet: return the account without printing it.
         keywords: its keyword arguments.
 
     Returns:
-        The report, graph by graph.
+        The account, graph by graph.
 
     Raises:
         OptionError: an unknown target or autocast dtype.
@@ -192,7 +192,7 @@ def explain_ahead(
 
 
 def _told(graphs: Sequence[CompiledGraph], quiet: bool) -> Explanation:
-    explanation = Explanation([report_of(graph) for graph in graphs], step_memory(graphs) if graphs else None)
+    explanation = Explanation([account_of(graph) for graph in graphs], step_memory(graphs) if graphs else None)
     if not quiet:
         explanation.print()
     return explanation

@@ -163,7 +163,7 @@ class GraphTensor:
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """One copy into another memory order, for reports and tests.
+    """One copy into another memory order, for accounts and tests.
 
     Attributes:
         shape: the tensor's logical shape.

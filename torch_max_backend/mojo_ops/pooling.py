@@ -134,12 +134,7 @@ def max_pool_fprop(
     x: TensorValue, problem: PoolingProblem, extents: Sequence[DimLike] | None = None
 ) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` and their int64 indices."""
-    _check_tensor("x", x, problem.input)
-    check_float("x", x)
-    extents = extents or problem.output
-    types = [_resized(x, extents), _resized(x, extents, DType.int64)]
-    y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers())
-    return y, indices
+    return _maxima(x, problem, extents)
 
 
 @beartype
@@ -229,6 +224,21 @@ def avg_pool_dgrad(dy: TensorValue, problem: PoolingProblem, extents: Sequence[D
     return pool_op("avg_pool_dgrad", [dy], types, problem.numbers(), deep=problem.is_deep)[0]
 
 
+def _maxima(
+    x: TensorValue,
+    problem: PoolingProblem | AdaptivePoolingProblem,
+    extents: Sequence[DimLike] | None,
+    *,
+    adaptive: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    _check_tensor("x", x, problem.input)
+    check_float("x", x)
+    extents = extents or problem.output
+    types = [_resized(x, extents), _resized(x, extents, DType.int64)]
+    y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers(), adaptive=adaptive)
+    return y, indices
+
+
 def _check_undilated(problem: PoolingProblem) -> None:
     if problem.dilation != (1, 1, 1):
         raise ValueError(f"dilation={problem.dilation}: average pooling has none")
@@ -239,12 +249,7 @@ def adaptive_max_pool_fprop(
     x: TensorValue, problem: AdaptivePoolingProblem, extents: Sequence[DimLike] | None = None
 ) -> tuple[TensorValue, TensorValue]:
     """The maxima of `x` over adaptive windows and their int64 indices."""
-    _check_tensor("x", x, problem.input)
-    check_float("x", x)
-    extents = extents or problem.output
-    types = [_resized(x, extents), _resized(x, extents, DType.int64)]
-    y, indices = pool_op("max_pool_fprop", [x], types, problem.numbers(), adaptive=True)
-    return y, indices
+    return _maxima(x, problem, extents, adaptive=True)
 
 
 @beartype

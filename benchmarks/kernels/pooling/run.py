@@ -417,7 +417,7 @@ def median_of(rounds: list[Queued]) -> Queued | None:
     return Queued(*(statistics.median(getattr(one, field.name) for one in rounds) for field in fields(Queued)))
 
 
-def report(row: Row) -> str:
+def line_of(row: Row) -> str:
     return (
         f"{row.case:20} {row.kind:18} {row.layout:13} {row.dtype:8} "
         f"ours {row.ours_ms:9.4f}  aten {row.aten_ms:9.4f}  floor {row.floor_ms:8.4f}  "
@@ -514,7 +514,7 @@ def main() -> int:
                         continue
                     for row in measure_rounds(case, layout, dtype, setting, args.rounds):
                         rows.append(row)
-                        print(report(row), flush=True)
+                        print(line_of(row), flush=True)
     if rows:
         print("\n".join(summary(rows, memory.cache_bytes(device))))
     wrong = [row for row in rows if row.error]
