@@ -72,9 +72,9 @@ def _replace(
     results: dict[Value, int] = {}
     places: dict[int, Result] = {}
     for number, result in enumerate(call.results):
-        part = written.get(number)
-        whole = result if part is None else part.whole
-        offset = 0 if part is None else part.start * result.dtype.size_in_bytes
+        own = written.get(number)
+        whole = result if own is None else own.whole
+        offset = 0 if own is None else own.start * result.dtype.size_in_bytes
         places[number] = Result(results.setdefault(whole, len(results)), offset)
     operands = tuple(read[number].whole if number in read else value for number, value in enumerate(call.operands))
 

@@ -143,6 +143,8 @@ class LibraryFunction:
     @property
     def use(self) -> str:
         """Its family's."""
+        if self.family not in declared:
+            load_all()
         return declared[self.family].use
 
     @property

@@ -6,6 +6,8 @@ behind ``q, k, v = qkv[0], qkv[1], qkv[2]``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -19,23 +21,28 @@ def stack_parts(joint: GraphModule) -> GraphModule:
         parts = _parts(node)
         if parts is None:
             continue
-        shape, dim = parts[0].args[1:3]
-        assert isinstance(shape, (list, tuple)) and isinstance(dim, int)
-        dim %= len(shape)
-        by_index = {part.args[3] % shape[dim]: part.args[0] for part in parts}  # type: ignore[operator, index]
-        if len(by_index) != len(parts) or sorted(by_index) != list(range(shape[dim])):  # type: ignore[call-overload]
+        arguments: tuple[Any, ...] = parts[0].args
+        shape, dim = arguments[1], arguments[2] % len(arguments[1])
+        by_index = dict(_part(part, shape[dim]) for part in parts)
+        if len(by_index) != len(parts) or sorted(by_index) != list(range(shape[dim])):
             continue
         rows: list[Node] = []
         with joint.graph.inserting_before(node):
             for n in sorted(by_index):
                 rows.append(joint.graph.call_function(aten.unsqueeze.default, (by_index[n], dim)))
-                rows[-1].meta = {**node.meta, "val": by_index[n].meta["val"].unsqueeze(dim)}  # type: ignore[union-attr]
+                rows[-1].meta = {**node.meta, "val": by_index[n].meta["val"].unsqueeze(dim)}
             stacked = joint.graph.call_function(aten.cat.default, (rows, dim))
         stacked.meta = dict(node.meta)
         node.replace_all_uses_with(stacked)
     joint.graph.eliminate_dead_code()
     joint.recompile()
     return joint
+
+
+def _part(gradient: Node, count: int) -> tuple[int, Node]:
+    """The number of the part, of so many, and its own gradient."""
+    arguments: tuple[Any, ...] = gradient.args
+    return arguments[3] % count, arguments[0]
 
 
 def _parts(total: Node) -> list[Node] | None:
