@@ -1,7 +1,6 @@
 """Arithmetic that the kernel families share."""
 
-from std.math import ceildiv, exp, exp2, recip
-from std.sys._assembly import inlined_assembly
+from std.math import ceildiv, exp, recip
 from std.sys.info import is_nvidia_gpu
 from std.utils.numerics import inf, isnan
 
@@ -92,62 +91,6 @@ def quotient_above_one[
     comptime if is_nvidia_gpu():
         return a * recip(b)
     return a / b
-
-
-@always_inline
-def power_of_two(x: Float32) -> Float32:
-    """2^x; on an NVIDIA GPU to two units in the last place, and zero below 2^-126.
-    """
-    comptime if is_nvidia_gpu():
-        return inlined_assembly[
-            "ex2.approx.ftz.f32 $0, $1;",
-            Float32,
-            constraints="=f,f",
-            has_side_effect=False,
-        ](x)
-    return exp2(x)
-
-
-@always_inline
-def gaussian[
-    width: Int
-](x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
-    """exp(-x^2 / 2), to a relative error of 1e-7 times 1 + x^2."""
-    comptime HALF_LOG2_E = 0.7213475204444817
-    var exponent = x * x * -HALF_LOG2_E
-    var result = SIMD[DType.float32, width]()
-    comptime for lane in range(width):
-        result[lane] = power_of_two(exponent[lane])
-    return result
-
-
-@always_inline
-def twice_normal_cdf[
-    width: Int
-](x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
-    """1 + erf(x / sqrt(2)), to a relative error of 4e-6 wherever it is above 1e-15.
-
-    With t = 1 / (1 + p |x|), exp(x^2 / 2) erfc(|x| / sqrt(2)) is nearly a polynomial in t (Hastings' form, as in
-    Abramowitz and Stegun 7.1.26); its coefficients are fitted to the least relative error, so that the far side has
-    as many digits as the near one.
-    """
-    comptime P = 0.265
-    comptime COEFFICIENTS = SIMD[DType.float32, 8](
-        0.21119964,
-        0.21567403,
-        0.16589037,
-        0.28499484,
-        -0.13273798,
-        0.39055517,
-        -0.13557668,
-        0,
-    )
-    var t = quotient_above_one(SIMD[DType.float32, width](1), abs(x).fma(P, 1))
-    var tail = SIMD[DType.float32, width](COEFFICIENTS[6])
-    comptime for k in range(6):
-        tail = tail.fma(t, SIMD[DType.float32, width](COEFFICIENTS[5 - k]))
-    tail *= t * gaussian(x)
-    return x.gt(0).select(2 - tail, tail)
 
 
 def gcd(a: Int, b: Int) -> Int:

@@ -48,22 +48,6 @@ def test_a_sigmoid_takes_the_short_instructions() -> None:
         assert ("common.arithmetic", "exponential") in program.imports
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_gelu_of_sixteen_bits_takes_no_error_function(dtype: torch.dtype) -> None:
-    found = programs(lambda x, w: F.gelu((x * w).to(dtype)), (16, 64), (64,))
-    forward, backward = (program.body for program in found)
-    short = dtype != torch.float32
-    assert all(("twice_normal_cdf[width](" in body) == short for body in (forward, backward))
-    assert ("gaussian[width](" in backward) == short and "gaussian" not in forward
-
-
-@pytest.mark.parametrize("function", [lambda x: 1 + (0.7 * x).erf(), lambda x: 2 + (0.5**0.5 * x).erf(), torch.erf])
-def test_an_error_function_that_is_no_gelu_stays(function: Callable[[Tensor], Tensor]) -> None:
-    found = programs(lambda x, w: function((x * w).bfloat16().float()), (8,), (8,))
-    bodies = "".join(program.body for program in found)
-    assert "erf(" in bodies and "normal_cdf" not in bodies
-
-
 def test_other_exponentials_and_quotients_stay() -> None:
     found = programs(lambda x, w: torch.where(x > 9, 0.0, (x * w).exp()) / (1 + x), (16, 64), (64,))
     bodies = "".join(program.body for program in found)

@@ -2,14 +2,12 @@
 
 The lowerings (``lowering/numerics.py``) write out what MAX's operations leave undefined: an exponential outside its
 range, a sigmoid as a quotient. NVIDIA's instructions handle the former themselves, and their exact division takes ten
-times as long as a reciprocal that is accurate to one unit in the last place. Values of 16 bits need no error function
-of 24: GELU's distribution function and its density share one exponential. Operations without readers stay in the
+times as long as a reciprocal that is accurate to one unit in the last place. Operations without readers stay in the
 source; the compiler drops them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +15,7 @@ from max.dtype import DType
 
 from torch_max_backend.fusion.terms import Leaf, Step
 
-FUNCTIONS = frozenset({"exponential", "gaussian", "quotient_above_one", "twice_normal_cdf"})
+FUNCTIONS = frozenset({"exponential", "quotient_above_one"})
 """Of kernels/common/arithmetic.mojo."""
 
 
@@ -30,12 +28,8 @@ def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
             continue
         exponent = _exponent(steps, number) if step.name == "select" else None
         if exponent is not None:
-            deviate = _of_gaussian(steps, exponent)
-            text = f"exponential[width](v{exponent})" if deviate is None else f"gaussian[width](v{deviate})"
-            found[number] = text
+            found[number] = f"exponential[width](v{exponent})"
             exponentials.add(number)
-        elif step.name == "add" and (deviate := _of_distribution(steps, step)) is not None:
-            found[number] = f"twice_normal_cdf[width](v{deviate})"
         elif step.name == "div" and _is_above_one(steps, step.operands[1], exponentials):
             found[number] = "quotient_above_one[width]({})".format(", ".join(f"v{each}" for each in step.operands))
     return found
@@ -67,44 +61,6 @@ def _is_above_one(steps: Sequence[Step | Leaf], number: int, exponentials: set[i
         return False
     first, second = step.operands
     return (_is(steps[first], 1) and second in exponentials) or (_is(steps[second], 1) and first in exponentials)
-
-
-def _of_distribution(steps: Sequence[Step | Leaf], total: Step) -> int | None:
-    """x of 16 bits, where the sum is one plus the error function of x / sqrt(2)."""
-    for one, part in (total.operands, total.operands[::-1]):
-        step = steps[part]
-        if _is(steps[one], 1) and isinstance(step, Step) and step.name == "erf":
-            x = _times(steps, step.operands[0], math.sqrt(0.5))
-            return x if x is not None and _is_narrow(steps, x) else None
-    return None
-
-
-def _of_gaussian(steps: Sequence[Step | Leaf], exponent: int) -> int | None:
-    """x of 16 bits, where the exponent is -x * x / 2."""
-    square = _times(steps, exponent, -0.5)
-    step = steps[square] if square is not None else None
-    if not isinstance(step, Step) or step.name != "mul":
-        return None
-    x, other = step.operands
-    return x if x == other and _is_narrow(steps, x) else None
-
-
-def _times(steps: Sequence[Step | Leaf], number: int, factor: float) -> int | None:
-    """What the step multiplies by the factor, which is rounded to float32."""
-    step = steps[number]
-    if not isinstance(step, Step) or step.name != "mul":
-        return None
-    for value, other in (step.operands, step.operands[::-1]):
-        if _is(steps[other], float(np.float32(factor))):
-            return value
-    return None
-
-
-def _is_narrow(steps: Sequence[Step | Leaf], number: int) -> bool:
-    """Whether the step is a value of 16 bits in float32."""
-    step = steps[number]
-    narrow = (DType.bfloat16, DType.float16)
-    return isinstance(step, Step) and step.name == "cast" and steps[step.operands[0]].value.dtype in narrow
 
 
 def _is(step: Step | Leaf, number: float) -> bool:

@@ -24,7 +24,6 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...common.arithmetic import power_of_two
 from ...common.async_copy import commit_copies, copy_one, wait_for_copies
 from ...common.pointer import Ptr
 from ...common.ptx import exchange_lanes, fence_shared_writes
@@ -47,6 +46,7 @@ from .tiles import (
     copy_tile,
     finish_products,
     loaded_sums,
+    power_of_two,
     product_of_rows,
     write_sums,
 )

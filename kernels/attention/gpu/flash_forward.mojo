@@ -18,7 +18,6 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...common.arithmetic import power_of_two
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Shared, accumulation_type
 from ...common.ptx import fence_shared_writes
@@ -42,6 +41,7 @@ from .tiles import (
     copy_tile,
     finish_products,
     loaded_sums,
+    power_of_two,
     product_of_rows,
     write_sums,
 )

@@ -305,6 +305,17 @@ def finish_products[dtype: DType, newer: Int = 0]():
 
 
 @always_inline
+def power_of_two(x: Float32) -> Float32:
+    """2^x, 0 for -inf."""
+    return inlined_assembly[
+        "ex2.approx.ftz.f32 $0, $1;",
+        Float32,
+        constraints="=f,f",
+        has_side_effect=False,
+    ](x)
+
+
+@always_inline
 def across_row[largest: Bool](value: Float32) -> Float32:
     """The maximum or the sum over the four lanes that share a row."""
     var result = value
