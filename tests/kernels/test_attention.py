@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.kernels.library import Guarded, LibraryCalls
 from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.mojo_ops.attention import FAMILY, attention_function
+from torch_max_backend.mojo_ops.attention import FAMILY, STEPS, STRIDED, attention_function
 from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.signatures import Number
 
@@ -28,7 +28,8 @@ PLAIN, HEADS_INSIDE = (0, 1, 2), (0, 2, 1)
 
 @dataclass(frozen=True)
 class Variant:
-    """How attention is called. ``short``: a GPU takes the kernels for short rows."""
+    """How attention is called. ``short``: a GPU takes the kernels for short rows. ``parts``: queries, keys, values and
+    their gradients lie in larger tensors."""
 
     id: str
     scale: float = 0.25
@@ -39,6 +40,7 @@ class Variant:
     hidden_is_nan: bool = False
     orders: tuple[tuple[int, ...], ...] = (PLAIN,) * 4
     short: bool = False
+    parts: bool = False
 
     @property
     def numbers(self) -> list[Number]:
@@ -58,6 +60,7 @@ VARIANTS = {
     for variant in (
         Variant("plain"),
         Variant("short", orders=(HEADS_INSIDE,) * 4, short=True),
+        Variant("parts", orders=(HEADS_INSIDE,) * 4, short=True, parts=True),
         Variant("causal", causal=True, orders=(HEADS_INSIDE, PLAIN, (1, 0, 2), HEADS_INSIDE)),
         Variant("causal_at_end", causal=True, at_end=True, short=True),
         Variant("biased", bias=True, scale=0.5, causal=True),
@@ -99,6 +102,9 @@ CASES = [
     ("short", Sizes(2, 3, 3, 197, 197, 64, 64)),
     ("short", Sizes(1, 4, 2, 256, 128, 64, 64)),
     ("short", Sizes(1, 2, 1, 65, 300, 64, 64)),
+    ("parts", Sizes(2, 3, 3, 197, 197, 64, 64)),
+    ("parts", Sizes(1, 4, 2, 70, 300, 40, 24)),
+    ("parts", Sizes(2, 1, 1, 33, 65, 5, 3)),
     ("causal", Sizes(1, 2, 2, 70, 70, 16, 16)),
     ("causal", Sizes(2, 2, 1, 260, 130, 72, 128)),
     ("causal", Sizes(1, 1, 1, 130, 513, 64, 64)),
@@ -141,10 +147,29 @@ class Attention(LibraryCalls):
         own, wide = TORCH_TO_MAX[dtype], self.target == "gpu" and not variant.short
         return attention_function(entry, self.target, own, own if variant.bias else None, wide=wide)
 
-    def _call(self, entry: str, variant: Variant, made: list[Guarded], operands: list[torch.Tensor]) -> None:
+    def _call(
+        self,
+        entry: str,
+        variant: Variant,
+        made: list[Guarded],
+        operands: list[torch.Tensor],
+        strided: list[torch.Tensor],
+    ) -> None:
+        """With ``strided``, the tensors that may lie in larger ones, where the variant has such."""
         function = self._function(entry, variant, operands[0].dtype)
-        self.bind(function, *(each.tensor for each in made), *operands, numbers=variant.numbers)()
+        numbers = [*variant.numbers, *[0] * (3 * len(STRIDED))]
+        results = [each.tensor for each in made]
+        before = [each.clone() for each in results]
+        if variant.parts:
+            for place, tensor in enumerate(strided):
+                steps = [tensor.stride(variant.orders[place % 3].index(dim)) for dim in range(3)]
+                numbers[STEPS + 3 * place : STEPS + 3 * place + 3] = steps
+            results = [*strided[3:], *results[len(strided[3:]) :]]
+        self.bind(function, *results, *operands, numbers=numbers)()
         assert all(each.is_intact() for each in made), f"{entry} wrote outside its results"
+        for old, each, result in zip(before, made, results, strict=True):
+            rest = slice(result.shape[-1], None)
+            torch.testing.assert_close(each.tensor[..., rest], old[..., rest], rtol=0, atol=0, equal_nan=True)
 
     def run(self, variant: Variant, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Output, logsumexp and gradients as logical tensors on the CPU."""
@@ -153,22 +178,38 @@ class Attention(LibraryCalls):
             for tensor, order in zip(tensors[:4], variant.orders, strict=True)
         ]
         query, key, value, grad = laid
+        if variant.parts:
+            query, key, value = map(part_of_larger, (query, key, value))
         bias = [tensor.to(self.device) for tensor in tensors[4:]]
         dtype, scores = grad.dtype, (*tensors[0].shape[:3], tensors[1].shape[2])
         output = Guarded(grad.shape, dtype, self.device)
         sums = Guarded(tensors[0].shape[:3], F64 if dtype == F64 else F32, self.device)
         forward, backward = variant.entries
-        self._call(forward, variant, [output, sums], [query, key, value, *bias])
-        gradients = [Guarded(each.shape, dtype, self.device) for each in (query, key, value)]
+        read = [query, key, value]
+        self._call(forward, variant, [output, sums], [*read, *bias], read)
+        sizes = [each.stride(2) if variant.parts else each.shape[3] for each in read]
+        gradients = [
+            Guarded((*each.shape[:3], size), dtype, self.device) for each, size in zip(read, sizes, strict=True)
+        ]
+        strided = [*read, *(made.tensor[..., : each.shape[3]] for made, each in zip(gradients, read, strict=True))]
         if variant.bias_wanted:
             gradients.append(Guarded(scores, dtype, self.device))
-        self._call(backward, variant, gradients, [grad, query, key, value, output.tensor, sums.tensor, *bias])
+        operands = [grad, *read, output.tensor, sums.tensor, *bias]
+        self._call(backward, variant, gradients, operands, strided)
         orders = [variant.orders[3], *variant.orders[:3]]
         logical = [
-            made.tensor.cpu().permute(*(order.index(dim) for dim in range(3)), 3)
-            for made, order in zip([output, *gradients[:3]], orders, strict=True)
+            made.cpu().permute(*(order.index(dim) for dim in range(3)), 3)
+            for made, order in zip([output.tensor, *strided[3:]], orders, strict=True)
         ]
         return [logical[0], sums.tensor.cpu(), *logical[1:], *(each.tensor.cpu() for each in gradients[3:])]
+
+
+def part_of_larger(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with NaN behind each row, which begins at a multiple of 8 elements."""
+    size = tensor.shape[-1]
+    whole = torch.full((*tensor.shape[:-1], -(-size // 8) * 8 + 8), math.nan, dtype=tensor.dtype, device=tensor.device)
+    whole[..., :size] = tensor
+    return whole[..., :size]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
