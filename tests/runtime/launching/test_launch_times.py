@@ -30,9 +30,9 @@ def test_every_launch_of_a_step_is_timed() -> None:
     names = [each.name for each in launches]
     assert {"conv_fprop_float32_0", "conv_wgrad_float32_0"} <= set(names)
     assert {"convolution", "convolution_backward"} <= {each.ops for each in launches}
-    # Profilers show the names of programs, too: the aten ops and a digest.
+    # Profilers show the names of programs, too: a digest behind aten ops, those of the graph that asked for it first.
     (relu,) = (each for each in launches if "relu" in each.ops and each.entry == "pointwise")
-    assert re.fullmatch(rf"{relu.ops}_[0-9a-f]{{8}}", relu.name), relu.name
+    assert re.fullmatch(r"\w*relu\w*_[0-9a-f]{8}", relu.name), relu.name
     assert all(each.seconds > 0 and each.runs == 3 for each in launches)
     assert {"conv_fprop", "conv_wgrad", "pointwise"} <= {each.entry for each in launches}
     sizes = {each.name: each.sizes for each in launches}
