@@ -112,6 +112,26 @@ def test_what_is_returned_is_not_read_in_place() -> None:
     assert "attention_fprop" in launched and "attention_dgrad" in launched
 
 
+@pytest.mark.parametrize(("shape", "batch"), [((SIZE,), 3), ((3, 1, 1, SIZE), 3), ((1, 1, 4, SIZE), 3), ((SIZE,), 1)])
+def test_queries_that_are_repeated(shape: tuple[int, ...], batch: int) -> None:
+    """One row for all batches, heads and queries; one for each batch; the same rows for every batch."""
+
+    def pooled(token: Tensor, x: Tensor) -> Tensor:
+        queries = token.expand(x.shape[0], 1, 4, SIZE)
+        return functional.scaled_dot_product_attention(queries, x, x)
+
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    token, x = torch.randn(shape, requires_grad=True), torch.randn(batch, 1, 5, SIZE, requires_grad=True)
+    found = torch.compile(pooled, backend="max", options={"fallback": "error"})(token, x)
+    wanted = pooled(token, x)
+    weights = torch.randn_like(wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((found * weights).sum(), [token, x])
+    expected = torch.autograd.grad((wanted * weights).sum(), [token, x])
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_rows_that_are_not_aligned_are_copied() -> None:
     """A part that begins at an odd element."""
 

@@ -195,12 +195,12 @@ def _onwards(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMa
 
 def _part(whole: Value, at: IndexMap, shape: Sequence[int], axes: Sequence[int]) -> _Part | None:
     """The part of ``whole`` that a tensor of this shape in memory is; None where its steps are not fixed, or its rows
-    apart or not aligned."""
+    apart or not aligned, and where it is one row: steps of 0 alone say that a tensor lies by itself."""
     digits = digits_by_extent(at.digits, shape)
     if digits is None or any(len(each) > 1 for each in digits):
         return None
     *outer, inner = [each[0][1] if each else 0 for each in digits]
-    if (inner != 1 and shape[-1] != 1) or any(number % _PIECE for number in (at.start, *outer)):
+    if (inner != 1 and shape[-1] != 1) or any(number % _PIECE for number in (at.start, *outer)) or not any(outer):
         return None
     return _Part(whole, at.start, tuple(outer[axis] for axis in axes))
 
