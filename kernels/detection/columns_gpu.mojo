@@ -290,8 +290,8 @@ def columns_offset_gradient_gpu[
 
 
 @no_inline
-def columns_input_gradient_in_order_gpu[
-    dtype: DType, sums: DType, //
+def columns_input_gradient_gpu[
+    dtype: DType, sums: DType, //, *, in_order: Bool
 ](
     ctx: DeviceContext,
     dx: DeviceBuffer[sums],
@@ -300,48 +300,32 @@ def columns_input_gradient_in_order_gpu[
     mask: Ptr[dtype],
     p: DeformableProblem,
 ) raises:
-    """The images' gradient: a thread adds up a channel of an image."""
+    """The images' gradient, added atomically, or `in_order`: a thread adds up a channel of an image.
+    """
     ctx.enqueue_memset(dx, 0)
     if points(p) == 0:
         return
     _check(p)
     var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
-    ctx.enqueue_function[deformed_dgrad_input_in_order[dtype]](
-        image,
-        dcolumns,
-        offset,
-        mask,
-        p,
-        grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
-        block_dim=THREADS,
-    )
-
-
-@no_inline
-def columns_input_gradient_atomic_gpu[
-    dtype: DType, sums: DType, //
-](
-    ctx: DeviceContext,
-    dx: DeviceBuffer[sums],
-    dcolumns: Ptr[dtype],
-    offset: Ptr[dtype],
-    mask: Ptr[dtype],
-    p: DeformableProblem,
-) raises:
-    """The images' gradient, added atomically."""
-    ctx.enqueue_memset(dx, 0)
-    if points(p) == 0:
-        return
-    _check(p)
-    var image = rebind[Ptr[accumulation_type[dtype]]](dx.unsafe_ptr())
-    var lanes = _lanes(p)
-    ctx.enqueue_function[deformed_dgrad_input_atomic[dtype]](
-        image,
-        dcolumns,
-        offset,
-        mask,
-        p,
-        Int64(lanes),
-        grid_dim=ceildiv(points(p) * lanes, THREADS),
-        block_dim=THREADS,
-    )
+    comptime if in_order:
+        ctx.enqueue_function[deformed_dgrad_input_in_order[dtype]](
+            image,
+            dcolumns,
+            offset,
+            mask,
+            p,
+            grid_dim=ceildiv(Int(p.batch) * Int(p.channels), THREADS),
+            block_dim=THREADS,
+        )
+    else:
+        var lanes = _lanes(p)
+        ctx.enqueue_function[deformed_dgrad_input_atomic[dtype]](
+            image,
+            dcolumns,
+            offset,
+            mask,
+            p,
+            Int64(lanes),
+            grid_dim=ceildiv(points(p) * lanes, THREADS),
+            block_dim=THREADS,
+        )

@@ -15,8 +15,7 @@ from .columns_cpu import (
 )
 from .columns_gpu import (
     columns_gpu,
-    columns_input_gradient_atomic_gpu,
-    columns_input_gradient_in_order_gpu,
+    columns_input_gradient_gpu,
     columns_offset_gradient_gpu,
 )
 from .deformable import DeformableProblem
@@ -215,11 +214,11 @@ def columns_input_gradient[
     else:
         var image = dx.to_device_buffer(ctx)
         if deterministic:
-            columns_input_gradient_in_order_gpu(
+            columns_input_gradient_gpu[in_order=True](
                 ctx, image, dcolumns, offset, mask, p
             )
         else:
-            columns_input_gradient_atomic_gpu(
+            columns_input_gradient_gpu[in_order=False](
                 ctx, image, dcolumns, offset, mask, p
             )
 

@@ -106,7 +106,7 @@ def test_attention_reads_and_writes_in_place(name: str) -> None:
     assert not moves, launched
 
 
-def test_what_is_returned_is_not_read_in_place() -> None:
+def test_a_part_that_is_returned_too() -> None:
     torch.manual_seed(0)
     launched = compared(Own(unbound, keep=True), {"fallback": "error"})
     assert "attention_fprop" in launched and "attention_dgrad" in launched

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.kernels.library import Guarded, LibraryCalls
 from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.mojo_ops.attention import FAMILY, STEPS, STRIDED, attention_function
+from torch_max_backend.mojo_ops.attention import FAMILY, STRIDED, attention_function, with_steps
 from torch_max_backend.mojo_ops.functions import LibraryFunction
 from torch_max_backend.mojo_ops.signatures import Number
 
@@ -161,9 +161,11 @@ class Attention(LibraryCalls):
         results = [each.tensor for each in made]
         before = [each.clone() for each in results]
         if variant.parts:
-            for place, tensor in enumerate(strided):
-                steps = [tensor.stride(variant.orders[place % 3].index(dim)) for dim in range(3)]
-                numbers[STEPS + 3 * place : STEPS + 3 * place + 3] = steps
+            steps = {
+                place: [tensor.stride(variant.orders[place % 3].index(dim)) for dim in range(3)]
+                for place, tensor in enumerate(strided)
+            }
+            numbers = with_steps(numbers, steps)
             results = [*strided[3:], *results[len(strided[3:]) :]]
         self.bind(function, *results, *operands, numbers=numbers)()
         assert all(each.is_intact() for each in made), f"{entry} wrote outside its results"

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch_max_backend.fusion import index_map
 from torch_max_backend.fusion.index_map import IndexMap
-from torch_max_backend.fusion.products import digits_by_extent, inverse_of, sources_of
-from torch_max_backend.fusion.terms import is_fusible, is_view, moved_map
-from torch_max_backend.mojo_ops.attention import AXES, STEPS
+from torch_max_backend.fusion.products import digits_by_extent, sources_of, stores_of
+from torch_max_backend.fusion.terms import is_fusible, is_view
+from torch_max_backend.mojo_ops.attention import axes_of, with_steps
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Call, Concat, Operand, Result, Transpose, Value, Word
+from torch_max_backend.typed_graph.operations import Call, Concat, Operand, Operation, Result, Value, Word
 
 _PIECE = 8
 """Elements at whose multiples rows begin: 16 bytes of the narrowest dtype, as the kernels of tensor cores copy them."""
@@ -48,27 +49,32 @@ def strided_attention(graph: TypedGraph) -> None:
     made: dict[Value, Value] = {}
     gone: set[Call] = set()
     for call in list(graph.operations):
-        if not isinstance(call, Call) or not call.kernel.startswith((_FORWARD, _BACKWARD)):
+        if not _is_attention(call):
             continue
-        backward = call.kernel.startswith(_BACKWARD)
-        read = _read_parts(call, int(backward), kept)
-        written = _written_parts(call, kept) if backward else {}
+        read = _read_parts(call, kept)
+        written = _written_parts(call, kept) if _is_backward(call) else {}
         if read or written:
             _replace(graph, call, read, written, made)
             gone.add(call)
-    graph.settle(made, gone)
+    if gone:
+        graph.settle(made, gone)
+
+
+def _is_attention(operation: Operation) -> TypeGuard[Call]:
+    return isinstance(operation, Call) and operation.kernel.startswith((_FORWARD, _BACKWARD))
+
+
+def _is_backward(call: Call) -> bool:
+    return call.kernel.startswith(_BACKWARD)
 
 
 def _replace(
     graph: TypedGraph, call: Call, read: dict[int, _Part], written: dict[int, _Part], made: dict[Value, Value]
 ) -> None:
     """Adds the call on parts of larger tensors, by the numbers of operands and of results."""
-    words = list(call.words)
-    first = int(call.kernel.startswith(_BACKWARD))
-    for tensor, part in [(number - first, part) for number, part in read.items()] + [
-        (3 + number, part) for number, part in written.items()
-    ]:
-        words[STEPS + 3 * tensor : STEPS + 3 * tensor + 3] = part.steps
+    parts = {number - _first_read(call): part for number, part in read.items()}
+    parts |= {3 + number: part for number, part in written.items()}
+    words = with_steps(call.words, {tensor: part.steps for tensor, part in parts.items()})
     results: dict[Value, int] = {}
     places: dict[int, Result] = {}
     for number, result in enumerate(call.results):
@@ -93,17 +99,22 @@ def _replace(
     made.update(new)
 
 
-def _read_parts(call: Call, first: int, kept: Collection[Value]) -> dict[int, _Part]:
+def _first_read(call: Call) -> int:
+    """The query's number among the operands: a gradient stands before it."""
+    return int(_is_backward(call))
+
+
+def _read_parts(call: Call, kept: Collection[Value]) -> dict[int, _Part]:
     """The operands that lie in larger tensors, by their numbers. What a program computes is read so where it is read
     whole: else the rest would be computed for nobody."""
     found: dict[int, _Part] = {}
     for tensor in range(3):
-        number = first + tensor
+        number = _first_read(call) + tensor
         value = call.operands[number]
         if value.shape is None or _is_needed(value, kept):
             continue
         for whole, at in sources_of(value)[:0:-1]:
-            part = _part(whole, at, value.shape, _axes(call, tensor))
+            part = _part(whole, at, value.shape, axes_of(call.numbers, tensor))
             if part is not None:
                 found[number] = part
                 break
@@ -119,10 +130,7 @@ def _read_parts(call: Call, first: int, kept: Collection[Value]) -> dict[int, _P
 def _is_needed(value: Value, kept: Collection[Value]) -> bool:
     """Whether anything but attention reads the value, or what it is a view of."""
     while True:
-        if value in kept or any(
-            not is_view(reader) and not (isinstance(reader, Call) and reader.kernel.startswith((_FORWARD, _BACKWARD)))
-            for reader in value.readers
-        ):
+        if value in kept or any(not is_view(reader) and not _is_attention(reader) for reader in value.readers):
             return True
         if not is_view(value.maker):
             return False
@@ -141,12 +149,12 @@ def _written_parts(call: Call, kept: Collection[Value]) -> dict[int, _Part]:
     for concat, maps in joined.items():
         if len(concat.operands) != len(maps):
             continue
-        for whole, onwards in _onwards(concat.results[0], kept)[::-1]:
+        for whole, onwards in stores_of(concat.results[0], kept)[::-1]:
             own: dict[int, _Part] = {}
             for number, at in maps.items():
                 through, shape = at.then(onwards), call.results[number].shape
                 assert shape is not None
-                part = None if through is None else _part(whole, through, shape, _axes(call, number))
+                part = None if through is None else _part(whole, through, shape, axes_of(call.numbers, number))
                 if part is not None:
                     own[number] = part
             if len(own) == len(maps):
@@ -157,7 +165,7 @@ def _written_parts(call: Call, kept: Collection[Value]) -> dict[int, _Part]:
 
 def _joined(value: Value, kept: Collection[Value]) -> tuple[Concat, IndexMap] | None:
     """The concatenation that alone reads the value, through views and transposes, and where in its result it lies."""
-    for end, at in reversed(_onwards(value, kept)):
+    for end, at in reversed(stores_of(value, kept)):
         if end in kept or len(end.readers) != 1:
             continue
         (reader,) = end.readers
@@ -173,26 +181,6 @@ def _joined(value: Value, kept: Collection[Value]) -> tuple[Concat, IndexMap] | 
     return None
 
 
-def _onwards(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap]]:
-    """The value, and what views and transposes that alone read it make of it, with the map from its count."""
-    at = index_map.identity(value.size)
-    found = [(value, at)]
-    while value not in kept and len(value.readers) == 1:
-        (reader,) = value.readers
-        through: IndexMap | None = at
-        if isinstance(reader, Transpose) and is_fusible(reader):
-            own = moved_map(reader)
-            inverse = inverse_of(own) if own is not None else None
-            through = at.then(inverse) if inverse is not None else None
-        elif not is_view(reader):
-            break
-        if through is None:
-            break
-        value, at = reader.results[0], through
-        found.append((value, at))
-    return found
-
-
 def _part(whole: Value, at: IndexMap, shape: Sequence[int], axes: Sequence[int]) -> _Part | None:
     """The part of ``whole`` that a tensor of this shape in memory is; None where its steps are not fixed, or its rows
     apart or not aligned, and where it is one row: steps of 0 alone say that a tensor lies by itself."""
@@ -203,9 +191,3 @@ def _part(whole: Value, at: IndexMap, shape: Sequence[int], axes: Sequence[int])
     if (inner != 1 and shape[-1] != 1) or any(number % _PIECE for number in (at.start, *outer)) or not any(outer):
         return None
     return _Part(whole, at.start, tuple(outer[axis] for axis in axes))
-
-
-def _axes(call: Call, tensor: int) -> tuple[int, ...]:
-    """Where batch, heads and rows of query, key or value lie."""
-    first = AXES + 3 * tensor
-    return call.numbers[first : first + 3]

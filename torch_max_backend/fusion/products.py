@@ -68,7 +68,7 @@ def _placed(
     (result,), (a, b) = call.results, call.operands
     if result.shape is None or a.shape is None or b.shape is None:
         return None
-    ways = [_stores(result, kept), sources_of(a, made), sources_of(b, made)]
+    ways = [stores_of(result, kept), sources_of(a, made), sources_of(b, made)]
     # The deepest first; what does not fit is copied, as it would have been.
     for (stored, to), (a_home, a_map), (b_home, b_map) in itertools.product(*(each[::-1] for each in ways)):
         geometry = _geometry((result.shape, a.shape, b.shape), (to, a_map, b_map), facts)
@@ -97,19 +97,18 @@ def sources_of(value: Value, made: Collection[Value] = ()) -> list[tuple[Value, 
     return found
 
 
-def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap]]:
-    """Values that may be stored in the result's place, with the map from the result's count to them; first the result
-    itself."""
+def stores_of(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap]]:
+    """Values that may be stored in the result's place, with the map from the result's count to them: first the result
+    itself, then what views and transposes that alone read it make of it."""
     at = index_map.identity(value.size)
     found = [(value, at)]
     while value not in kept and len(value.readers) == 1:
         (reader,) = value.readers
-        if is_view(reader):
-            value = reader.results[0]
-            continue
-        own = moved_map(reader) if isinstance(reader, Transpose) and is_fusible(reader) else None
-        inverse = inverse_of(own) if own is not None else None
-        through = at.then(inverse) if inverse is not None else None
+        through: IndexMap | None = at
+        if not is_view(reader):
+            own = moved_map(reader) if isinstance(reader, Transpose) and is_fusible(reader) else None
+            inverse = _inverse(own) if own is not None else None
+            through = at.then(inverse) if inverse is not None else None
         if through is None:
             break
         value, at = reader.results[0], through
@@ -117,7 +116,7 @@ def _stores(value: Value, kept: Collection[Value]) -> list[tuple[Value, IndexMap
     return found
 
 
-def inverse_of(one_to_one: IndexMap) -> IndexMap | None:
+def _inverse(one_to_one: IndexMap) -> IndexMap | None:
     """The map back, of one that reads every element once."""
     steps: list[tuple[int, int, int]] = []
     step = 1

@@ -213,7 +213,7 @@ class Program:
     @property
     def use(self) -> str:
         """That of the family whose entry it has."""
-        if self.entry.startswith("conv"):
+        if self.convolution:
             return CONVOLUTION.use
         return POINTWISE.use if self.reduction is None else "reduction"
 

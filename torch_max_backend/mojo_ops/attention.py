@@ -13,8 +13,8 @@ added to ``scale * Q @ K.T``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorType, TensorValue
@@ -25,6 +25,7 @@ from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.operands import check_float
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Number, Signature, Tensor
 
+_Word = TypeVar("_Word")
 Axes = tuple[int, int, int]
 #: Of query, key, value and output.
 AllAxes = tuple[Axes, Axes, Axes, Axes]
@@ -39,7 +40,7 @@ _NUMBERS: dict[str, type[Number]] = {
     **{f"{what}_{axis}": int for what in ("query", "key", "value", "output") for axis in ("batch", "heads", "rows")},
     **{f"{what}_{axis}_step": int for what in STRIDED for axis in ("batch", "heads", "rows")},
 }
-AXES, STEPS = list(_NUMBERS).index("query_batch"), list(_NUMBERS).index("query_batch_step")
+_AXES, _STEPS = list(_NUMBERS).index("query_batch"), list(_NUMBERS).index("query_batch_step")
 """Where these begin among a call's numbers."""
 
 
@@ -65,6 +66,24 @@ FAMILY = Family(
 
 #: A row of more elements needs the kernels with more registers.
 NARROW = 64
+
+
+def axes_of(numbers: Sequence[int], tensor: int) -> Sequence[int]:
+    """Where batch, heads and rows of query, key, value or output, by their numbers, lie in memory."""
+    return numbers[_AXES + 3 * tensor : _AXES + 3 * tensor + 3]
+
+
+def with_steps(words: Sequence[_Word], steps: Mapping[int, Sequence[int]]) -> list[_Word | int]:
+    """The words of a call of tensors that lie in larger ones.
+
+    Args:
+        words: of a call, the numbers first.
+        steps: by the numbers of ``STRIDED``, elements from batch to batch, head to head and row to row.
+    """
+    found: list[_Word | int] = list(words)
+    for tensor, own in steps.items():
+        found[_STEPS + 3 * tensor : _STEPS + 3 * tensor + 3] = own
+    return found
 
 
 class Output(NamedTuple):

@@ -26,11 +26,15 @@ class Attention(nn.Module):
         return self.projection(y.transpose(1, 2).reshape(batch, rows, width))
 
 
-class ModuleAttention(nn.MultiheadAttention):
+class ModuleAttention(nn.Module):
     """Self-attention as PyTorch's module computes it."""
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, x, x, need_weights=False)[0]
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads(x, x, x, need_weights=False)[0]
 
 
 class VisionTransformer(nn.Module):
@@ -46,7 +50,7 @@ class VisionTransformer(nn.Module):
     @staticmethod
     def _block(width: int, dropout: float, module: bool) -> list[nn.Module]:
         drop = [nn.Dropout(dropout)] if dropout else []
-        heads = ModuleAttention(width, 4, batch_first=True) if module else Attention(width, 4)
+        heads = ModuleAttention(width, 4) if module else Attention(width, 4)
         attention = nn.Sequential(nn.LayerNorm(width), heads, *drop)
         layers = nn.Linear(width, 2 * width), nn.GELU(), *drop, nn.Linear(2 * width, width), *drop
         return [Residual(attention), Residual(nn.Sequential(nn.LayerNorm(width), *layers))]

@@ -90,7 +90,7 @@ struct SlidingShape(TrivialRegisterPassable):
         return self.channels == 1 and self.aligned
 
 
-struct WindowsAbove[S: SlidingShape](Movable):
+struct SlabWindows[S: SlidingShape](Movable):
     """The rows and columns of windows above a tile: where they lie in a slab, whether they are there, and, where divisors
     differ, what each contributes to one over its divisor."""
 
@@ -139,7 +139,7 @@ struct WindowsAbove[S: SlidingShape](Movable):
 @always_inline
 def _fetch_slab[
     dtype: DType, S: SlidingShape
-](dy_d: Ptr[dtype], above: WindowsAbove[S], p: PoolingParams, w0: Int32):
+](dy_d: Ptr[dtype], above: SlabWindows[S], p: PoolingParams, w0: Int32):
     """Asks for a slab of windows; tiles beside this one bring what surrounds it.
     """
     comptime for r in range(K - 1, S.rows + K - 1):
@@ -162,7 +162,7 @@ def _box_sums[
     dtype: DType, S: SlidingShape
 ](
     dy_d: Ptr[dtype],
-    above: WindowsAbove[S],
+    above: SlabWindows[S],
     p: PoolingParams,
     w0: Int32,
     scale_d: Float32,
@@ -265,7 +265,7 @@ def slide_tile[
     var dx_n = dx.unsafe_offset(
         Int(n) * Int(p.input_plane()) * Int(p.channels) + Int(c)
     )
-    var above = WindowsAbove[S](p, w0, h0)
+    var above = SlabWindows[S](p, w0, h0)
     var older = Tile(fill=Sums(0))
     var old = Tile(fill=Sums(0))
     for od in range(d0 + p.d.padding - Int32(S.kd - 1), d1 + p.d.padding):

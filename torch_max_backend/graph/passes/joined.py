@@ -17,6 +17,7 @@ aten = torch.ops.aten
 def stack_parts(joint: GraphModule) -> GraphModule:
     """Puts ``aten.cat`` in the place of sums of ``aten.select_backward`` which have a part for every index; returns
     ``joint``."""
+    found = False
     for node in reversed(list(joint.graph.find_nodes(op="call_function", target=aten.add.Tensor))):
         parts = _parts(node)
         if parts is None:
@@ -34,8 +35,10 @@ def stack_parts(joint: GraphModule) -> GraphModule:
             stacked = joint.graph.call_function(aten.cat.default, (rows, dim))
         stacked.meta = dict(node.meta)
         node.replace_all_uses_with(stacked)
-    joint.graph.eliminate_dead_code()
-    joint.recompile()
+        found = True
+    if found:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
     return joint
 
 
