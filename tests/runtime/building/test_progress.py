@@ -108,7 +108,10 @@ def test_the_line_tells_what_is_built_and_how_long_it_takes() -> None:
 
 def test_kernels_are_told_of_by_their_use() -> None:
     kernels = [convolution_function(op, "cpu", DType.float32, Grouping.ONE) for op in ("conv_fprop", "conv_dgrad")]
-    programs = [Program("pointwise", "cpu", "", 2, 1, 8), Program("conv_pointwise", "cpu", "", 2, 1, 8)]
+    programs = [
+        Program("pointwise", "cpu", "", 2, 1, 8),
+        Program("conv_pointwise", "cpu", "", 2, 1, 8, convolution="DType.float32"),
+    ]
     norm = function_of(normalization.FAMILY, "batch_norm_statistics", "cpu", (DType.float32,))
     assert kernels_in_words(uses([norm])) == "1 kernel for normalization"
     told = kernels_in_words(uses([*kernels, *programs, norm]))
