@@ -8,7 +8,7 @@ from .cpu.backward import backward_cpu
 from .cpu.forward import forward_cpu
 from .gpu.flash import (
     backward_addresses,
-    flash_can_implement,
+    flash_refusal,
     forward_addresses,
 )
 from .gpu.flash_backward import flash_backward_gpu
@@ -36,9 +36,7 @@ def run_forward[
         forward_cpu[dtype, bias_type, biased](at, problem)
     else:
         comptime if pairs_compile[dtype]():
-            if not flash_can_implement[dtype, wide](
-                problem, forward_addresses(at)
-            ):
+            if not flash_refusal[dtype, wide](problem, forward_addresses(at)):
                 flash_forward_gpu[dtype, bias_type, biased, wide](
                     at, problem, ctx
                 )
@@ -64,9 +62,7 @@ def run_backward[
         backward_cpu[dtype, bias_type, biased, bias_wanted](at, problem)
     else:
         comptime if pairs_compile[dtype]():
-            if not flash_can_implement[dtype, wide](
-                problem, backward_addresses(at)
-            ):
+            if not flash_refusal[dtype, wide](problem, backward_addresses(at)):
                 flash_backward_gpu[dtype, bias_type, biased, bias_wanted, wide](
                     at, problem, ctx
                 )

@@ -1,7 +1,7 @@
 """What every convolution kernel offers, and the tables that choose among them.
 
 A kernel is a type without values: `NAME`, that of its algorithm; `compiles`, whether it exists for a dtype, a pass and
-the groups that a library function serves; `can_implement`, None or in words why it would be wrong for a problem;
+the groups that a library function serves; `refusal`, None or in words why it would be wrong for a problem;
 `launch`. A kernel says nothing of speed: each device's dispatch.mojo has a table of its kernels, and a heuristic that
 says for which problems each is worthwhile.
 """
@@ -43,7 +43,7 @@ trait ConvolutionKernel:
         return True
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         """None, or why this kernel cannot run the problem."""
@@ -55,7 +55,7 @@ trait ConvolutionKernel:
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        """Of what can_implement takes. On a CPU it ends when the result is there.
+        """Of a problem that has no refusal. On a CPU it ends when the result is there.
         """
         ...
 
@@ -143,4 +143,4 @@ struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
         return Self.Rule.is_worthwhile[Kernel, dtype, pass_](
             p
-        ) and not Kernel.can_implement[dtype, pass_](t, p)
+        ) and not Kernel.refusal[dtype, pass_](t, p)

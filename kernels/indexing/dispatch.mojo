@@ -7,7 +7,7 @@ from ..common.bounds import current_bounds
 from .elements import (
     columns_gpu,
     elements_cpu,
-    sorted_elements_can_implement,
+    sorted_elements_refusal,
     sorted_elements_gpu,
 )
 from .extents import check_places
@@ -19,9 +19,9 @@ from .gather import (
 )
 from .operands import GatherOperands, ScatterOperands
 from .rows import rows_cpu
-from .short_list import short_list_can_implement, short_list_gpu
+from .short_list import short_list_refusal, short_list_gpu
 from .sorted_rows import sorted_rows_gpu
-from .unordered import is_atomic, unordered_can_implement, unordered_gpu
+from .unordered import is_atomic, unordered_refusal, unordered_gpu
 
 comptime _FEW_COLUMNS = 1 << 14
 """More are walked by as many threads."""
@@ -53,13 +53,13 @@ def scatter_rows[
         comptime if accumulate and is_atomic[dtype]:
             # Whole numbers may be added in any order.
             var any_order = dtype.is_integral() or not deterministic
-            if any_order and not unordered_can_implement(rows):
+            if any_order and not unordered_refusal(rows):
                 unordered_gpu[dtype, accumulate, by_rows=True](
                     y, index, source, rows, ctx
                 )
                 return
         comptime if not accumulate:
-            if not short_list_can_implement(rows):
+            if not short_list_refusal(rows):
                 short_list_gpu[dtype](y, index, source, rows, ctx)
                 return
         sorted_rows_gpu[dtype, accumulate](
@@ -93,7 +93,7 @@ def scatter_elements[
                 any_order = (
                     any_order or dtype.is_integral() or (not deterministic)
                 )
-            if any_order and not unordered_can_implement(rows):
+            if any_order and not unordered_refusal(rows):
                 t.start(ctx)
                 unordered_gpu[dtype, accumulate, by_rows=False](
                     y, index, source, rows, ctx
@@ -102,7 +102,7 @@ def scatter_elements[
         if (
             rows.columns() <= _FEW_COLUMNS
             and rows.count > _FEW_ELEMENTS
-            and not sorted_elements_can_implement(rows)
+            and not sorted_elements_refusal(rows)
         ):
             t.start(ctx)
             sorted_elements_gpu[dtype, accumulate](y, index, source, rows, ctx)

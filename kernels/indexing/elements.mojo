@@ -192,7 +192,7 @@ def flat_places_kernel(
 
 
 @no_inline
-def sorted_elements_can_implement(rows: Rows) -> Optional[String]:
+def sorted_elements_refusal(rows: Rows) -> Optional[String]:
     """None, or why elements cannot be sorted by where they go."""
     var columns = rows.columns()
     if columns * max(rows.count, rows.places) >= Int(Int32.MAX):

@@ -61,7 +61,7 @@ def short_list_kernel[
 
 
 @no_inline
-def short_list_can_implement(rows: Rows) -> Optional[String]:
+def short_list_refusal(rows: Rows) -> Optional[String]:
     """None, or why rows cannot be put by the list as it is."""
     if rows.count > SHORT_LIST:
         return String("the list has more rows than a block has threads")

@@ -143,7 +143,7 @@ def _enqueue[
 
 
 @no_inline
-def unordered_can_implement(rows: Rows) -> Optional[String]:
+def unordered_refusal(rows: Rows) -> Optional[String]:
     """None, or why elements cannot be added in any order."""
     var total = rows.columns() * rows.count
     if total == 0 or total > Int(Int32.MAX):

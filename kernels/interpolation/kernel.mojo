@@ -1,6 +1,6 @@
 """What every interpolation kernel offers, and the tables that choose among them.
 
-A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `can_implement`, None or
+A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `refusal`, None or
 in words why it would be wrong for a problem; `launch`. A kernel says nothing of speed: each device's dispatch.mojo has a
 table of its kernels, and a heuristic that says for which problems each is worthwhile.
 """
@@ -27,7 +27,7 @@ trait InterpolationKernel:
     comptime NAME: StaticString
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType
     ](
         t: InterpolationTensors[dtype],
@@ -46,7 +46,7 @@ trait InterpolationKernel:
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
-        """Of what can_implement takes. On a CPU it ends when the result is there.
+        """Of a problem that has no refusal. On a CPU it ends when the result is there.
         """
         ...
 
@@ -102,9 +102,9 @@ struct Table[Rule: Heuristic, *Kernels: InterpolationKernel](KernelChoice):
     ) raises:
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
-            if Self.Rule.is_worthwhile[Kernel, dtype](
-                p
-            ) and not Kernel.can_implement(t, p, spans):
+            if Self.Rule.is_worthwhile[Kernel, dtype](p) and not Kernel.refusal(
+                t, p, spans
+            ):
                 Kernel.launch(ctx, t, p, spans)
                 return
         raise Error("no kernel takes this problem")

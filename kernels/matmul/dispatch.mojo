@@ -7,9 +7,9 @@ from ..common.pointer import Ptr
 from ..common.ptx import compiling_for_hopper
 from ..common.tensor_cores import pairs_compile
 from .cpu.panels import panels_cpu
-from .gpu.tensor_core import tensor_core_can_implement, tensor_core_gpu
+from .gpu.tensor_core import tensor_core_refusal, tensor_core_gpu
 from .gpu.tiled import tiled_gpu
-from .gpu.warpgroup import warpgroup_can_implement, warpgroup_gpu
+from .gpu.warpgroup import warpgroup_refusal, warpgroup_gpu
 from .problem import MatmulProblem
 
 
@@ -48,10 +48,10 @@ def _run[
     else:
         comptime if pairs_compile[dtype]():
             comptime if compiling_for_hopper():
-                if not warpgroup_can_implement[dtype](c, a, b, p):
+                if not warpgroup_refusal[dtype](c, a, b, p):
                     warpgroup_gpu[dtype](c, a, b, p, ctx)
                     return
-            if not tensor_core_can_implement[dtype](p):
+            if not tensor_core_refusal[dtype](p):
                 tensor_core_gpu[dtype](c, a, b, p, ctx)
                 return
         tiled_gpu[dtype](c, a, b, p, ctx)

@@ -7,7 +7,7 @@ from ..common.pointer import Ptr
 from .concatenate import ConcatenatedParts, concatenate_cpu, concatenate_gpu
 from .transpose import (
     Permutation,
-    narrow_transpose_can_implement,
+    narrow_transpose_refusal,
     narrow_transpose_gpu,
     transpose_cpu,
     transpose_gpu,
@@ -24,7 +24,7 @@ def transpose[
     comptime if is_cpu[target]():
         transpose_cpu[dtype](y, x, permutation)
     else:
-        if not narrow_transpose_can_implement(permutation):
+        if not narrow_transpose_refusal(permutation):
             narrow_transpose_gpu[dtype](y, x, permutation, ctx)
         else:
             transpose_gpu[dtype](y, x, permutation, ctx)

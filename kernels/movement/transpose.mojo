@@ -303,7 +303,7 @@ def narrow_transpose_kernel[
 
 
 @no_inline
-def narrow_transpose_can_implement(
+def narrow_transpose_refusal(
     permutation: Permutation,
 ) -> Optional[String]:
     """None, or why tiles cannot be as narrow as the tensor."""

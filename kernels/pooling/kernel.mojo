@@ -1,7 +1,7 @@
 """What every pooling kernel offers, and the tables that choose among them.
 
 A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `compiles`, whether it exists
-for an operation at all; `can_implement`, None or in words why it would be wrong for a problem; `launch`. What an operation
+for an operation at all; `refusal`, None or in words why it would be wrong for a problem; `launch`. What an operation
 is follows from the type of its argmaxes, and from `adaptive`. A kernel says nothing of speed: for each pass a device has a
 table of kernels, and a heuristic that says for which problems each is worthwhile (fprop_dispatch.mojo, dgrad_dispatch.mojo).
 """
@@ -60,7 +60,7 @@ trait PoolingKernel:
         return True
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         """None, or why this kernel cannot run the problem."""
@@ -72,7 +72,7 @@ trait PoolingKernel:
     ](
         ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
     ) raises:
-        """Of what can_implement takes. On a CPU it ends when the result is there.
+        """Of a problem that has no refusal. On a CPU it ends when the result is there.
         """
         ...
 
@@ -136,4 +136,4 @@ struct Table[Rule: Heuristic, *Kernels: PoolingKernel](KernelChoice):
     ](p: PoolingProblem) -> Bool:
         return Self.Rule.is_worthwhile[Kernel, dtype, argmax](
             p
-        ) and not Kernel.can_implement[dtype, argmax, adaptive](p)
+        ) and not Kernel.refusal[dtype, argmax, adaptive](p)

@@ -452,7 +452,7 @@ def main() raises:
             taps_inside=False,
         )
         if n[0] == 2:
-            if DepthwiseBandWgrad.can_implement[E, WGRAD](tensors, problem):
+            if DepthwiseBandWgrad.refusal[E, WGRAD](tensors, problem):
                 print(0)
                 continue
             var count = _compare_wgrad[False](problem, 1)
@@ -461,11 +461,9 @@ def main() raises:
             print(count)
             continue
         var forward = n[0] == 0
-        var reason = DepthwiseBand.can_implement[E, FPROP](
+        var reason = DepthwiseBand.refusal[E, FPROP](
             tensors, problem
-        ) if forward else DepthwiseBand.can_implement[E, DGRAD](
-            tensors, problem
-        )
+        ) if forward else DepthwiseBand.refusal[E, DGRAD](tensors, problem)
         if reason:
             print(0)
             continue

@@ -41,7 +41,7 @@ def conv_tuned[
             ctx, tensors, problem
         ):
             return
-        var reason = Gemm.can_implement[dtype, pass_](tensors, problem)
+        var reason = Gemm.refusal[dtype, pass_](tensors, problem)
         if reason or not tuning:
             raise Error(
                 t"Hopper convolution: {reason.or_else('others are faster')}"

@@ -80,7 +80,7 @@ def _is_aligned(strides: Strides) -> Bool:
 
 
 @no_inline
-def flash_can_implement[
+def flash_refusal[
     dtype: DType, wide: Bool
 ](p: AttentionProblem, addresses: Int) -> Optional[String]:
     """None, or why the kernels do not take the problem; `addresses` are all operands' joined by `or`.

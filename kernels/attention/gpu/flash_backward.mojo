@@ -516,7 +516,7 @@ def flash_backward_gpu[
     p: AttentionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Writes the gradients of a problem that flash_can_implement takes."""
+    """Writes the gradients of a problem without a flash_refusal."""
     var rows = padded(p.queries)
     var row_sums = ctx.enqueue_create_buffer[DType.float32](
         2 * p.batch * p.heads * rows

@@ -319,8 +319,7 @@ def flash_forward_gpu[
     p: AttentionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Writes output and logsumexp of a problem that flash_can_implement takes.
-    """
+    """Writes output and logsumexp of a problem without a flash_refusal."""
     comptime depth = depth_of[wide]()
     comptime if biased and not wide:
         if p.queries <= WINDOW.rows():

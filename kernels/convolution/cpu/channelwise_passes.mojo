@@ -24,7 +24,7 @@ struct Channelwise[group: Int](ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]

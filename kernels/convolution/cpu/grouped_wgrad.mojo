@@ -282,7 +282,7 @@ struct GroupedWgrad(ConvolutionKernel):
         return pass_ == WGRAD and grouping != ONE_GROUP
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime width = simd_width_of[accumulation_type[dtype]]()

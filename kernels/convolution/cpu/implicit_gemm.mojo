@@ -463,7 +463,7 @@ struct ImplicitGemm(ConvolutionKernel):
         return pass_ != WGRAD
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var elements = packed_filter_elements[dtype, pass_](p)

@@ -119,7 +119,7 @@ struct JoinedTaps(ConvolutionKernel):
         return pass_ == FPROP
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups != 1 or p.s == 1 or p.dilation_w != 1:

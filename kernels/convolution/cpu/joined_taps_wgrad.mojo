@@ -316,7 +316,7 @@ struct JoinedTapsWgrad(ConvolutionKernel):
         return pass_ == WGRAD
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]

@@ -281,7 +281,7 @@ struct PanelGemm(ConvolutionKernel):
         return pass_ != WGRAD
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var packed = packed_filter_elements[dtype, pass_](p)

@@ -526,7 +526,7 @@ struct ResidentWgrad(ConvolutionKernel):
         return pass_ == WGRAD
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]

@@ -570,7 +570,7 @@ struct WgradGemm(ConvolutionKernel):
         return pass_ == WGRAD
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime acc_type = accumulation_type[dtype]

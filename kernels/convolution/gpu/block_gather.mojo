@@ -39,7 +39,7 @@ from .pipeline import (
     THREADS,
     WARP_COLUMNS,
     BlockShape,
-    block_can_implement,
+    block_refusal,
     index_major,
     k_major,
     left_to_warpgroups,
@@ -433,10 +433,10 @@ struct BlockGather(ConvolutionKernel):
         return blocks_compile() and pass_ != WGRAD and dtype != DType.float64
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        return block_can_implement[pass_](p)
+        return block_refusal[pass_](p)
 
     @staticmethod
     @no_inline

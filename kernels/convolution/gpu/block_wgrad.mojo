@@ -37,7 +37,7 @@ from .pipeline import (
     THREADS,
     WARP_COLUMNS,
     BlockShape,
-    block_can_implement,
+    block_refusal,
     index_major,
     left_to_warpgroups,
     multiply_exact,
@@ -398,10 +398,10 @@ struct BlockWgrad(ConvolutionKernel):
         return blocks_compile() and pass_ == WGRAD and dtype != DType.float64
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        return block_can_implement[pass_](p)
+        return block_refusal[pass_](p)
 
     @staticmethod
     @no_inline

@@ -420,7 +420,7 @@ struct DepthwiseBand(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         comptime forward = pass_ == FPROP

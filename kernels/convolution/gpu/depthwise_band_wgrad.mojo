@@ -455,7 +455,7 @@ struct DepthwiseBandWgrad(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         var reason = is_depthwise_in_pairs(p, t.a, t.b)

@@ -235,7 +235,7 @@ struct DepthwiseMarch(ConvolutionKernel):
         return grouping == ANY_GROUPS and dtype != DType.float64
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups != p.c or p.groups != p.k:

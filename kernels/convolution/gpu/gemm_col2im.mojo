@@ -30,7 +30,7 @@ from ..kernel import (
 )
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 from .warpgroup_gather import WarpgroupGather
 
 comptime MAX_CHANNELS = 4
@@ -235,10 +235,10 @@ struct GemmCol2im(ConvolutionKernel):
         return blocks_compile() and pass_ == DGRAD and dtype == DType.float32
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = block_refusal[pass_](p)
         if reason:
             return reason
         if p.groups != 1 or p.c > MAX_CHANNELS:

@@ -26,7 +26,7 @@ from ..gather import PhaseAxis, Phase, forward_phases
 from ..kernel import ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 
 comptime VECTOR = 8
 """Elements of 16 bytes."""
@@ -39,11 +39,11 @@ comptime MAX_PIXELS = 512
 
 
 @no_inline
-def halo_can_implement[
+def halo_refusal[
     dtype: DType, pass_: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
     """None, or why no kernel over halos takes the problem."""
-    var reason = block_can_implement[pass_](p)
+    var reason = block_refusal[pass_](p)
     if reason:
         return reason
     if p.groups == 1:

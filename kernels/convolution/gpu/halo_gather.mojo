@@ -41,7 +41,7 @@ from .halo import (
     TileGrid,
     copy_halo,
     filter_tap,
-    halo_can_implement,
+    halo_refusal,
     multiply,
     multiply_half,
     phases_of,
@@ -476,10 +476,10 @@ struct HaloGather(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = halo_can_implement[dtype, pass_](t, p)
+        var reason = halo_refusal[dtype, pass_](t, p)
         if reason:
             return reason
         comptime if pass_ != FPROP:

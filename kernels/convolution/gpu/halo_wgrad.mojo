@@ -41,7 +41,7 @@ from .halo import (
     SharedBudget,
     TileGrid,
     copy_halo,
-    halo_can_implement,
+    halo_refusal,
     multiply,
     result_pixel,
     row_bytes,
@@ -413,10 +413,10 @@ struct HaloWgrad(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = halo_can_implement[dtype, pass_](t, p)
+        var reason = halo_refusal[dtype, pass_](t, p)
         if reason:
             return reason
         var shape = _WgradGroups.of(p)

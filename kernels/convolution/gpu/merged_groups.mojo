@@ -14,7 +14,7 @@ from ...common.library import scratch
 from ...common.pointer import Ptr, device_pointer
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 from .warpgroup_wgrad import WarpgroupWgrad
 
 comptime _THREADS = 256
@@ -71,10 +71,10 @@ struct MergedGroups(ConvolutionKernel):
         return WarpgroupWgrad.compiles[dtype, pass_, grouping]()
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = block_refusal[pass_](p)
         if reason:
             return reason
         if _together(p) == 1:
@@ -87,7 +87,7 @@ struct MergedGroups(ConvolutionKernel):
             return String("the larger gradient exceeds the workspace limit")
         if problem.w_size() >= 1 << 31:
             return String("more than 2^31 elements of the larger gradient")
-        return WarpgroupWgrad.can_implement[dtype, pass_](t, problem)
+        return WarpgroupWgrad.refusal[dtype, pass_](t, problem)
 
     @staticmethod
     @no_inline

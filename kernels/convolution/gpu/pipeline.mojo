@@ -57,7 +57,7 @@ def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
     return compiling_for_hopper() and dtype == DType.float32 and not exact
 
 
-def block_can_implement[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
+def block_refusal[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
     """None, or why the block-tiled kernels do not take the problem."""
     if g.x_size() == 0 or g.y_size() == 0 or g.w_size() == 0:
         return String("a tensor is empty")

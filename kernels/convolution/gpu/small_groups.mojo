@@ -21,7 +21,7 @@ from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..gather import Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 
 comptime _THREADS = 256
 comptime _LANES = 8
@@ -180,10 +180,10 @@ struct SmallGroups(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = block_refusal[pass_](p)
         if reason:
             return reason
         var depth = p.group_c() if pass_ == FPROP else p.group_k()

@@ -427,7 +427,7 @@ struct Tiled(ConvolutionKernel):
         return dtype != DType.float64
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if p.groups > 65535:

@@ -43,7 +43,7 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .gather_rows import SourceRow, Step, result_pixel, source_row
 from .phase_table import PhaseTable
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 
 comptime TILE_128X128 = WarpgroupTile(128, 128)
 comptime TILE_128X64 = WarpgroupTile(128, 64)
@@ -326,10 +326,10 @@ struct WarpgroupGather(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = block_refusal[pass_](p)
         if reason:
             return reason
         comptime vector = vector_of[dtype]()

@@ -47,7 +47,7 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .block_wgrad import Column, Pixel, column_of, pixel_of
-from .pipeline import block_can_implement
+from .pipeline import block_refusal
 from .slices import choose_slices
 from .tiled import add_slices
 
@@ -292,10 +292,10 @@ struct WarpgroupWgrad(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var reason = block_can_implement[pass_](p)
+        var reason = block_refusal[pass_](p)
         if reason:
             return reason
         comptime vector = vector_of[dtype]()

@@ -451,7 +451,7 @@ struct FusedCol2im(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if not t.are_aligned():

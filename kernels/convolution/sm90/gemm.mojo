@@ -72,14 +72,14 @@ struct Gemm(ConvolutionKernel):
         return compiles_for[dtype, pass_]()
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], given: ConvolutionProblem) -> Optional[
         String
     ]:
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
-        return reason_not[dtype, pass_](given)
+        return gemm_refusal[dtype, pass_](given)
 
     @staticmethod
     def launch[
@@ -102,7 +102,7 @@ def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
 
 
 @no_inline
-def reason_not[
+def gemm_refusal[
     dtype: DType, pass_: Int
 ](problem: ConvolutionProblem) -> Optional[String]:
     """None, or the reason why these kernels don't take a problem whose tensors are aligned.

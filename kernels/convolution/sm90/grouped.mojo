@@ -21,7 +21,7 @@ from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
 from .choice import TILE_SHAPES
-from .gemm import MAX_PHASES, compiles_for, reason_not, run
+from .gemm import MAX_PHASES, compiles_for, gemm_refusal, run
 from .implicit_gemm import implicit_gemm_kernel
 from .launch import NOWHERE, blocks_of
 from .plan import (
@@ -93,7 +93,7 @@ struct GroupedGemm(ConvolutionKernel):
         )
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
         if not t.are_aligned():
@@ -108,7 +108,7 @@ struct GroupedGemm(ConvolutionKernel):
         if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
             return String("more than 2^31 pixels of all groups")
         # A tile of the weight gradient may read another group's channels, and stores nothing of them.
-        return reason_not[dtype, pass_](problem_of_group(p))
+        return gemm_refusal[dtype, pass_](problem_of_group(p))
 
     @staticmethod
     def launch[

@@ -63,7 +63,7 @@ struct Planes(InterpolationKernel):
     comptime NAME: StaticString = "planes"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType
     ](
         t: InterpolationTensors[dtype],

@@ -71,7 +71,7 @@ struct ShortRows(InterpolationKernel):
     comptime NAME: StaticString = "short_rows"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType
     ](
         t: InterpolationTensors[dtype],

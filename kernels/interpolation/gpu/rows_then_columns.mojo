@@ -455,7 +455,7 @@ struct RowsThenColumns[target: StaticString](InterpolationKernel):
     comptime NAME: StaticString = "rows_then_columns"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType
     ](
         t: InterpolationTensors[dtype],

@@ -352,7 +352,7 @@ struct Strips[target: StaticString](InterpolationKernel):
     comptime NAME: StaticString = "strips"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType
     ](
         t: InterpolationTensors[dtype],

@@ -49,7 +49,7 @@ struct Blocks(KernelArgument):
         return matrices.offset(Int(b0), Int(b1), Int(b2))
 
 
-def blocks_can_implement(
+def blocks_refusal(
     p: MatmulProblem, rows: Int, columns: Int
 ) -> Optional[String]:
     """None, or why not: within a product, and of blocks, numbers have 32 bits. Elements are counted in 64.

@@ -26,7 +26,7 @@ from ...common.pointer import Ptr, Shared
 from ...common.ptx import compiling_for_hopper
 from ...common.tensor_cores import pairs_compile
 from ..problem import Matrices, MatmulProblem
-from .blocks import Blocks, blocks_can_implement
+from .blocks import Blocks, blocks_refusal
 from .stages import PIECE, FragmentOffsets, Source
 
 comptime STAGES = 3
@@ -360,16 +360,14 @@ def add_parts_kernel[
     ] = sum.cast[dtype]()
 
 
-def tensor_core_can_implement[
-    dtype: DType
-](p: MatmulProblem) -> Optional[String]:
+def tensor_core_refusal[dtype: DType](p: MatmulProblem) -> Optional[String]:
     """None, or why not."""
     comptime if not pairs_compile[dtype]():
         return String("the GPU has no products of such elements")
     # Strides of a stage are counted in 32 bits.
     if max(p.a.row, p.a.column, p.b.row, p.b.column) >= 1 << 24:
         return String("a stride of 2^24 or more")
-    return blocks_can_implement(p, NARROW.rows, NARROW.columns)
+    return blocks_refusal(p, NARROW.rows, NARROW.columns)
 
 
 def _tiles(p: MatmulProblem, shape: BlockTile) -> Int:
@@ -457,7 +455,7 @@ def tensor_core_gpu[
     p: MatmulProblem,
     ctx: DeviceContext,
 ) raises:
-    """A problem that tensor_core_can_implement takes."""
+    """A problem without a tensor_core_refusal."""
     var unit = min(_unit(a, p.a), _unit(b, p.b))
     if unit == 1:
         if p.n <= NARROW.columns:

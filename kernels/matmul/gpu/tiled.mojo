@@ -19,7 +19,7 @@ from max.gpu.memory import AddressSpace
 
 from ...common.pointer import Ptr, accumulation_type
 from ..problem import MatmulProblem
-from .blocks import Blocks, blocks_can_implement
+from .blocks import Blocks, blocks_refusal
 
 comptime TILE = 64
 """Rows, and columns, of a block's tile of C."""
@@ -230,7 +230,7 @@ def tiled_gpu[
     Raises:
         Error: those they cannot.
     """
-    var reason = blocks_can_implement(p, TILE, TILE)
+    var reason = blocks_refusal(p, TILE, TILE)
     if reason:
         raise Error(t"matmul: {reason.value()}")
     comptime bytes = COLUMNS * size_of[dtype]()

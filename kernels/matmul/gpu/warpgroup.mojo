@@ -33,7 +33,7 @@ from ...common.warpgroup import (
     vector_of,
 )
 from ..problem import MatmulProblem
-from .blocks import Blocks, blocks_can_implement
+from .blocks import Blocks, blocks_refusal
 
 comptime SHAPE = WarpgroupTile(128, 128)
 comptime COUNT = SHAPE.rows // APART
@@ -190,7 +190,7 @@ def warpgroup_kernel[
                     )
 
 
-def warpgroup_can_implement[
+def warpgroup_refusal[
     dtype: DType
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem) -> Optional[
     String
@@ -211,7 +211,7 @@ def warpgroup_can_implement[
         p.b.row == 1 or p.b.column == 1
     ):
         return String("an operand is contiguous neither way")
-    return blocks_can_implement(p, SHAPE.rows, SHAPE.columns)
+    return blocks_refusal(p, SHAPE.rows, SHAPE.columns)
 
 
 @always_inline
@@ -251,7 +251,7 @@ def warpgroup_gpu[
     p: MatmulProblem,
     ctx: DeviceContext,
 ) raises:
-    """A problem that warpgroup_can_implement takes."""
+    """A problem without a warpgroup_refusal."""
     if p.a.column == 1:
         if p.b.row == 1:
             _launch[dtype, False, False](c, a, b, p, ctx)

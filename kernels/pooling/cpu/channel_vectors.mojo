@@ -331,7 +331,7 @@ struct ChannelVectorsFprop(PoolingKernel):
     comptime NAME: StaticString = "channel_vectors"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime if argmax != NO_ARGMAX:

@@ -221,7 +221,7 @@ struct GatherMaxDgrad(PoolingKernel):
         return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime if argmax != OFFSET:

@@ -414,7 +414,7 @@ struct ScatterMaxDgrad(PoolingKernel):
         return argmax != NO_ARGMAX
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime if not adaptive and argmax == INDEX:

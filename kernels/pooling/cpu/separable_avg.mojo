@@ -408,7 +408,7 @@ struct GlobalAvg[forward: Bool](PoolingKernel):
         return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not p.is_global():

@@ -264,7 +264,7 @@ struct SeparableMaxFprop(PoolingKernel):
         return argmax != NO_ARGMAX
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not has_window_everywhere[adaptive](p):

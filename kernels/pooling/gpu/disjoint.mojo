@@ -240,7 +240,7 @@ struct DisjointPlanes(PoolingKernel):
         return not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime V = 16 // size_of[dtype]()
@@ -437,7 +437,7 @@ struct DisjointChannels(PoolingKernel):
         return not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if not p.is_disjoint():

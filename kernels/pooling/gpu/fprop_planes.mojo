@@ -121,7 +121,7 @@ struct PlanesFprop(PoolingKernel):
     comptime NAME: StaticString = "planes"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:

@@ -224,7 +224,7 @@ struct TilesFprop(PoolingKernel):
         return not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:

@@ -370,7 +370,7 @@ struct GatherDgrad(PoolingKernel):
     comptime NAME: StaticString = "gather"
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         return refuse_misses[argmax, adaptive](p)

@@ -502,7 +502,7 @@ struct HaloExchange[deep: Bool](PoolingKernel):
         return not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         comptime SHAPES = Self.SHAPES[dtype, argmax]

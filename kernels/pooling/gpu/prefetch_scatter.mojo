@@ -312,7 +312,7 @@ struct PrefetchScatter(PoolingKernel):
         return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.channels != 1:

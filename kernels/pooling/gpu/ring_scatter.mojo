@@ -379,7 +379,7 @@ struct RingScatter(PoolingKernel):
         return argmax != NO_ARGMAX and not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if p.w.reach() > Int(p.w.input):
@@ -434,7 +434,7 @@ struct RingScatter(PoolingKernel):
                         ),
                     )
                     return
-        raise Error("no strips fit: can_implement was not asked")
+        raise Error("no strips fit: the problem has a refusal")
 
 
 def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:

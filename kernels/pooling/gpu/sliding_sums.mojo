@@ -327,7 +327,7 @@ struct SlidingSums(PoolingKernel):
         return argmax == NO_ARGMAX and not adaptive
 
     @staticmethod
-    def can_implement[
+    def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
         if (
