@@ -45,7 +45,7 @@ from torch_max_backend.graph.written_attention.attention import fuse_attention
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.building.background import Job
 from torch_max_backend.runtime.building.progress import progress_line
-from torch_max_backend.runtime.launching.parts import relayed
+from torch_max_backend.runtime.launching.segments import relayed
 from torch_max_backend.runtime.memory.packs import Packing
 from torch_max_backend.torch_compat import (
     TracingContext,
@@ -267,11 +267,11 @@ class _Compilation:
             if spec.passthrough in places:
                 places[spec.passthrough].append(place)
         later = executable.cut(least, places)
-        log.info("%s: the backward graph runs in %d part(s)", self.label, len(later) + 1)
+        log.info("%s: the backward graph runs in %d segment(s)", self.label, len(later) + 1)
         return relayed(compiled, later) if later else compiled
 
     def _note(self, compiled: CompiledGraph) -> None:
-        if compiled.pieces is None and compiled.unpacks is None:
+        if compiled.cut_graph is None and compiled.unpacks is None:
             self.whole[compiled.name] = compiled
 
     def _forget_loaded(self) -> None:

@@ -30,8 +30,8 @@ class Options:
             run in eager PyTorch until then, and in MAX afterwards.
         check_indices: an index outside its dimension raises an IndexError. On a GPU "async" has the next call after the
             kernel has met it raise, and "sync" the call itself, which waits for its kernels. A CPU raises at once.
-        early_gradients: inside of DistributedDataParallel a backward graph runs in parts, and hands the gradients of a
-            bucket over as soon as they are there (``docs/distributed.md``); False: all at its end.
+        early_gradients: inside of DistributedDataParallel a backward graph runs in segments, and hands the gradients of
+            a bucket over as soon as they are there (``docs/distributed.md``); False: all at its end.
         run: "launches" runs a graph as a list of library calls; "graph" has MAX compile the graph as the lowerings make
             it, with each operation by itself, for debugging. Results differ by rounding.
     """

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.training.test_habits import STRICT, Net
 from torch_max_backend import backend
 from torch_max_backend.graph.compiled import CompiledGraph
-from torch_max_backend.runtime.launching.parts import PartedRunner
+from torch_max_backend.runtime.launching.segments import SegmentedRunner
 
 DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 EACH = 4
@@ -99,7 +99,7 @@ def ddp_accumulated() -> nn.Module:
 #: Bytes of a bucket that the head's weight fills.
 SMALL = 52
 EVENTS: list[str] = []
-"""What happened in the last habit that says so: "part 0" runs, "bucket 0" is added up."""
+"""What happened in the last habit that says so: "segment 0" runs, "bucket 0" is added up."""
 
 
 class Spare(Net):
@@ -111,22 +111,22 @@ class Spare(Net):
 
 
 def _whole(net: nn.Module, outside: bool = False, **settings: Any) -> nn.Module:
-    """The net in small buckets whose graph Dynamo does not cut: its backward graph runs in parts."""
+    """The net in small buckets whose graph Dynamo does not cut: its backward graph runs in segments."""
     settings["bucket_cap_mb"] = SMALL / 2**20
     if outside:
         return _compiled(DistributedDataParallel(net, **settings))
     return DistributedDataParallel(_compiled(net), **settings)
 
 
-def _noted_part(self: PartedRunner, part: int, *args: Any) -> None:
-    EVENTS.append(f"part {part}")
-    RUN_PART(self, part, *args)
+def _noted_segment(self: SegmentedRunner, segment: int, *args: Any) -> None:
+    EVENTS.append(f"segment {segment}")
+    RUN_SEGMENT(self, segment, *args)
 
 
-RUN_PART = PartedRunner.run_part
+RUN_SEGMENT = SegmentedRunner.run_segment
 
 
-def parts_inside() -> nn.Module:
+def segments_inside() -> nn.Module:
     """The compiled model is wrapped; buckets are those of the second step, which are in the order of gradients."""
     net = _net()
     ddp = _whole(net, gradient_as_bucket_view=True)
@@ -138,7 +138,7 @@ def parts_inside() -> nn.Module:
 
     # DDP cannot read annotations that are text.
     ddp.register_comm_hook(None, lambda state, bucket: note(bucket))
-    with mock.patch.object(PartedRunner, "run_part", _noted_part):
+    with mock.patch.object(SegmentedRunner, "run_segment", _noted_segment):
         for _ in range(2):
             EVENTS.clear()
             net.zero_grad()
@@ -153,7 +153,7 @@ def _steps(net: nn.Module, ddp: Any, count: int) -> None:
         _loss(ddp).backward()
 
 
-def parts_outside() -> nn.Module:
+def segments_outside() -> nn.Module:
     """The wrapped model is compiled."""
     net = _net()
     ddp = _whole(net, outside=True)
@@ -161,7 +161,7 @@ def parts_outside() -> nn.Module:
     return net
 
 
-def parts_accumulated() -> nn.Module:
+def segments_accumulated() -> nn.Module:
     """Two backward passes, of which only the second reduces."""
     net = _net()
     ddp = _whole(net, gradient_as_bucket_view=True)
@@ -173,7 +173,7 @@ def parts_accumulated() -> nn.Module:
     return net
 
 
-def parts_unused() -> nn.Module:
+def segments_unused() -> nn.Module:
     """A layer is not used, and hooks double the gradients and halve them."""
     torch.manual_seed(0)
     net = Spare().to(DEVICE)
@@ -185,7 +185,7 @@ def parts_unused() -> nn.Module:
     return net
 
 
-def parts_static() -> nn.Module:
+def segments_static() -> nn.Module:
     """DDP is told that its graph is the same in each step."""
     net = _net()
     ddp = _whole(net, static_graph=True)
@@ -213,7 +213,9 @@ def sync_batch_norm() -> str:
 
 
 HABITS = {f.__name__: f for f in (ddp_outside, ddp_buckets, ddp_inside, ddp_accumulated, fsdp_outside)}
-PARTS = {f.__name__: f for f in (parts_inside, parts_outside, parts_accumulated, parts_unused, parts_static)}
+SEGMENTED = {
+    f.__name__: f for f in (segments_inside, segments_outside, segments_accumulated, segments_unused, segments_static)
+}
 
 
 def one_fails() -> None:
@@ -238,10 +240,10 @@ def _graphs() -> Iterator[list[CompiledGraph]]:
         yield seen
 
 
-def _parts(graph: CompiledGraph) -> int:
-    """How many parts a graph runs in."""
+def _segments(graph: CompiledGraph) -> int:
+    """How many segments a graph runs in."""
     (executable,) = graph.executables
-    return 1 if executable.parts is None else len(executable.parts[1]) + 1
+    return 1 if executable.segments is None else len(executable.segments[1]) + 1
 
 
 def _same(net: nn.Module, reference: nn.Module) -> str:
@@ -274,13 +276,13 @@ def main() -> None:
     reference = _net()
     _loss(reference, whole=True).backward()
     found: dict[str, dict[str, object]] = {}
-    for name, habit in (HABITS | PARTS).items():
+    for name, habit in (HABITS | SEGMENTED).items():
         with _graphs() as seen, torch._dynamo.config.patch(optimize_ddp=name in HABITS):
             differs = [_same(habit(), reference)]
         everywhere: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(everywhere, differs)
         found[name] = {"differs": [each for (each,) in everywhere], "graphs": [graph.name for graph in seen]}
-        found[name]["parts"] = [_parts(graph) for graph in seen if graph.name == "backward"]
+        found[name]["segments"] = [_segments(graph) for graph in seen if graph.name == "backward"]
         found[name]["events"] = [*EVENTS]
     found["sync_batch_norm"] = {"refusal": sync_batch_norm()}
     if dist.get_rank() == 0:

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import ROOT
 
-PARTS = ("parts_inside", "parts_outside", "parts_accumulated", "parts_unused", "parts_static")
+SEGMENTED = ("segments_inside", "segments_outside", "segments_accumulated", "segments_unused", "segments_static")
 HABITS = ("ddp_outside", "ddp_buckets", "ddp_inside", "ddp_accumulated", "fsdp_outside")
 
 
@@ -70,19 +70,19 @@ def test_gradients_of_two_processes_are_those_of_one(habit: str, found: dict[str
     assert sorted(graphs) == ["backward"] * pairs + ["forward"] * pairs, "one pair for each of DDP's buckets"
 
 
-@pytest.mark.parametrize("habit", PARTS)
-def test_one_backward_graph_runs_in_parts(habit: str, found: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("habit", SEGMENTED)
+def test_one_backward_graph_runs_in_segments(habit: str, found: dict[str, dict[str, Any]]) -> None:
     """Gradients are those of one process, whatever DDP is told."""
     assert found[habit]["differs"] == ["", ""]
     assert sorted(found[habit]["graphs"]) == ["backward", "forward"]
-    (parts,) = found[habit]["parts"]
-    assert parts > 1
+    (segments,) = found[habit]["segments"]
+    assert segments > 1
 
 
-def test_a_bucket_is_reduced_before_the_next_part_runs(found: dict[str, dict[str, Any]]) -> None:
-    """On a GPU what is reduced runs beside the next part."""
-    events = found["parts_inside"]["events"]
-    assert events.index("part 0") < events.index("bucket 0") < events.index("part 1") < events.index("bucket 1")
+def test_a_bucket_is_reduced_before_the_next_segment_runs(found: dict[str, dict[str, Any]]) -> None:
+    """On a GPU what is reduced runs beside the next segment."""
+    events = found["segments_inside"]["events"]
+    assert events.index("segment 0") < events.index("bucket 0") < events.index("segment 1") < events.index("bucket 1")
 
 
 def test_a_process_that_fails_in_a_backward_pass_ends_the_others() -> None:

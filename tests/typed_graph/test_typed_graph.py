@@ -112,7 +112,7 @@ def test_a_replaced_result_leaves() -> None:
     number = graph.add(constant(np.ones(3, np.float32), CPU))
     graph.settle({exponential.results[0]: number.results[0]})
     assert graph.results == number.results and graph.operations == [number]
-    assert isinstance(number, Constant) and number.numbers is not None and number.numbers.tolist() == [1, 1, 1]
+    assert isinstance(number, Constant) and number.values is not None and number.values.tolist() == [1, 1, 1]
 
 
 def test_calls_stay_until_a_pass_takes_them() -> None:
@@ -137,4 +137,4 @@ def test_a_circle_is_refused() -> None:
 def test_halves_are_read_as_float32() -> None:
     value = Value(DType.bfloat16, (2,), CPU)
     number = Constant((), (value,), b"\x80\x3f\x00\x40")
-    assert number.numbers is not None and number.numbers.tolist() == [1.0, 2.0]
+    assert number.values is not None and number.values.tolist() == [1.0, 2.0]

@@ -14,7 +14,7 @@ from max.graph import DeviceRef
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.convolutions import FusedConvolution, convolution_alone, is_suitable, takes_part
 from torch_max_backend.fusion.dependencies import Dependencies
-from torch_max_backend.fusion.program import SUMS
+from torch_max_backend.fusion.program import STORED_SUMS
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.typed_graph.operations import Call, Operation, Value
 
@@ -36,7 +36,7 @@ def with_sums(
     group_of = {group.roots[0]: group for group in taken}
     dependencies, done = Dependencies(groups, taken), set[Value]()
     for operation in operations:
-        if not isinstance(operation, Call) or operation.kernel not in SUMS:
+        if not isinstance(operation, Call) or operation.kernel not in STORED_SUMS:
             continue
         stored = in_memory(operation.operands[0])
         if stored in done or stored.maker is None:

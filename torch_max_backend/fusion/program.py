@@ -47,11 +47,11 @@ _MAX_NUMBERS_OF_MANY = 4
 """Of an expression over many tensors that are arguments: a number that is made of sizes would be in another program for
 each set of them."""
 
-SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
+STORED_SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
 
 _MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "RunPositions")})
-_PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", *SUMS.values()))
+_PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", *STORED_SUMS.values()))
 
 
 @dataclass(frozen=True)
@@ -447,7 +447,7 @@ def summing(program: Program, op: str, plain: str) -> Program:
     """A convolution's program together with the reduction ``op``; ``plain`` is the function for that alone."""
     own = program.body != _PLAIN
     return replace(
-        program, entry="conv_pointwise_sums", convolution=f'{program.convolution}, {SUMS[op]}, "{plain}", {own}'
+        program, entry="conv_pointwise_sums", convolution=f'{program.convolution}, {STORED_SUMS[op]}, "{plain}", {own}'
     )
 
 

@@ -24,7 +24,7 @@ from torch_max_backend.typed_graph.operations import (
     Slice,
     Transpose,
     Value,
-    numbers_of,
+    values_of,
 )
 from torch_max_backend.typed_graph.scalars import DTYPES, NUMBERS, is_elementwise
 
@@ -222,9 +222,9 @@ class Terms:
                 raise NotOneProgram
             return self._made(value, at)
         maker = value.maker
-        numbers = numbers_of(value) if value.size == 1 and value.dtype in DTYPES else None
-        if numbers is not None:
-            return self._add((value, at), Step("constant", (), value, numbers[0]))
+        values = values_of(value) if value.size == 1 and value.dtype in DTYPES else None
+        if values is not None:
+            return self._add((value, at), Step("constant", (), value, values[0]))
         if value in self._stored or maker not in self.fusible:
             return self._add((value, at), Leaf(value, at))
         return self._made(value, at)

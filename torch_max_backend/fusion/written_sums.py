@@ -19,7 +19,7 @@ from torch_max_backend.fusion.terms import Terms, in_memory
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise, Reduction, Reshape, Value, constant
 
-SUMS = "batch_norm_gradient_sums"
+_GRADIENT_SUMS = "batch_norm_gradient_sums"
 _SMALL = 16
 """An operand this many times smaller than the gradient, such as one number for each channel, stays in caches."""
 
@@ -43,7 +43,7 @@ def write_sums(graph: TypedGraph, device: DeviceRef) -> None:
 
 
 def _is_sum(operation: Operation) -> bool:
-    return isinstance(operation, Call) and operation.kernel == SUMS
+    return isinstance(operation, Call) and operation.kernel == _GRADIENT_SUMS
 
 
 def _saves(

@@ -113,7 +113,7 @@ def _extent(size: int | torch.SymInt) -> int:
 
 
 def _written_over(compiled: CompiledGraph, packing: Packing | None) -> frozenset[int]:
-    if compiled.pieces is not None or not compiled.executables:
+    if compiled.cut_graph is not None or not compiled.executables:
         return frozenset()
     executable = compiled.executables[0]
     listing, inputs = executable.listing, executable.built.inputs
@@ -136,8 +136,8 @@ def _written_over(compiled: CompiledGraph, packing: Packing | None) -> frozenset
 
 def needed(compiled: CompiledGraph) -> Allocations:
     """What a call of a graph allocates."""
-    if compiled.pieces is not None:
-        return _needed_in_pieces(compiled, compiled.pieces)
+    if compiled.cut_graph is not None:
+        return _needed_by_cut_graph(compiled, compiled.cut_graph)
     executable = compiled.executables[0]
     listing = executable.listing
     results = _results(executable) + _drawn(executable)
@@ -166,9 +166,9 @@ def _scratch(executable: Executable) -> int | None:
     return None if executable.runner is None else executable.runner.scratch
 
 
-def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Allocations:
+def _needed_by_cut_graph(compiled: CompiledGraph, cut_graph: GraphModule) -> Allocations:
     """As ``needed``, of a graph that is cut: a value lives from the node that makes it to its last reader."""
-    nodes = list(pieces.graph.nodes)
+    nodes = list(cut_graph.graph.nodes)
     homes: dict[Node, Node] = {}
     spans: dict[Node, Span] = {}
     for number, node in enumerate(nodes):
@@ -188,10 +188,10 @@ def _needed_in_pieces(compiled: CompiledGraph, pieces: GraphModule) -> Allocatio
     left = sum(span.size for span in spans.values() if span.last == last)
     most, moment = left, ""
     for number, node in enumerate(nodes):
-        part = getattr(pieces, str(node.target), None) if node.op == "call_module" else None
-        inner = part.listing.workspace if isinstance(part, Executable) and part.listing is not None else 0
+        called = getattr(cut_graph, str(node.target), None) if node.op == "call_module" else None
+        inner = called.listing.workspace if isinstance(called, Executable) and called.listing is not None else 0
         live = inner + sum(span.size for span in spans.values() if span.first <= number <= span.last)
         if live > most:
-            most, moment = live, part.name if isinstance(part, Executable) else op_name(node)
+            most, moment = live, called.name if isinstance(called, Executable) else op_name(node)
     scratch = [each for each in map(_scratch, compiled.executables) if each is not None]
     return Allocations(left, most - left, max(scratch, default=None), 0, moment)

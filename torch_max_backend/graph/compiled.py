@@ -28,7 +28,7 @@ class CompiledGraph:
         sources: for each output the executable that makes it with its number there; None for what none makes. Empty
             where the graph came from the cache.
         packing: of the outputs that leave in packs.
-        pieces: the graph that calls the executables; None where one executable is all.
+        cut_graph: the graph that calls the executables; None where one executable is all.
         unpacks: its first arguments are packs of these values, and the executables want the values.
         memory: what it is given, returns and keeps, of graphs that ``recorded_graphs`` receives.
         kept: what it, or the forward graph of a backward graph, keeps.
@@ -43,7 +43,7 @@ class CompiledGraph:
     host_ops: list[str]
     sources: Sequence[tuple[Executable, int] | None] = ()
     packing: Packing | None = None
-    pieces: GraphModule | None = None
+    cut_graph: GraphModule | None = None
     unpacks: Packing | None = None
     memory: GraphMemory | None = None
     kept: Kept | None = None
@@ -53,7 +53,7 @@ class CompiledGraph:
     @property
     def saved_alone(self) -> frozenset[int]:
         """The values that it saves for a backward graph, by their numbers, that nobody else sees."""
-        return self.executables[0].spec.saved_alone if self.pieces is None else frozenset()
+        return self.executables[0].spec.saved_alone if self.cut_graph is None else frozenset()
 
     #: AOTAutograd hands arguments over in a list that the callee may empty.
     _boxed_call = True

@@ -94,7 +94,7 @@ def compile_graph(
         sized: list[CompiledGraph] = []
         try:
             with noted() as functions:
-                pieces, sources = _assemble(
+                cut_graph, sources = _assemble(
                     gm, unit, name, found, added, sized, free_outputs, options, packable, packing, reusable
                 )
         except NodesCannotLower as error:
@@ -111,38 +111,38 @@ def compile_graph(
         made = added[0].packing if added else None
         return CompiledGraph(
             name,
-            runner_of(added, pieces, unpacks),
+            runner_of(added, cut_graph, unpacks),
             added,
             [*found.values(), *(refusal for graph in sized for refusal in graph.refusals)],
             host_ops,
             sources,
             made,
-            pieces,
+            cut_graph,
             unpacks,
         )
 
 
 def runner_of(
     executables: Sequence[Executable],
-    pieces: GraphModule | None,
+    cut_graph: GraphModule | None,
     unpacks: Packing | None,
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What runs a graph; see ``CompiledGraph`` for the arguments."""
-    if pieces is None:
+    if cut_graph is None:
         runner: Callable[[Sequence[Any]], Sequence[Any]] = executables[0].run
     elif boxed_code is not None:
         # The generated code drops an argument behind its last use; the caller has let go of it.
-        pieces.graph.set_codegen(boxed_code())
-        pieces.recompile()
-        runner = pieces
+        cut_graph.graph.set_codegen(boxed_code())
+        cut_graph.recompile()
+        runner = cut_graph
     else:
-        pieces.recompile()
-        runner = functools.partial(_spread, pieces)
+        cut_graph.recompile()
+        runner = functools.partial(_spread, cut_graph)
     return runner if unpacks is None else unpacking(runner, unpacks)
 
 
-def _spread(pieces: GraphModule, args: Sequence[Any]) -> Sequence[Any]:
-    return pieces(*args)
+def _spread(cut_graph: GraphModule, args: Sequence[Any]) -> Sequence[Any]:
+    return cut_graph(*args)
 
 
 def _report(found: dict[str, Refusal], options: Options) -> None:
@@ -166,7 +166,7 @@ def _assemble(
     reusable: frozenset[int],
 ) -> tuple[GraphModule | None, list[tuple[Executable, int] | None]]:
     """The graph that calls what is ``added``, None where that is one executable which is all; and for each output the
-    executable that makes it with the number it has there. Pieces with symbolic sizes are ``sized``."""
+    executable that makes it with the number it has there. Partitions with symbolic sizes are ``sized``."""
     listed = options.run == "launches"
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_module", "get_attr")]
     built = [node for node in calls if not (is_draw(node) and not node.all_input_nodes)]
@@ -187,69 +187,73 @@ def _assemble(
         )
         added.append(executable)
         return None, [(executable, number) for number in range(len(outputs_of(gm)))]
-    pieces = cut(gm, found)
+    cut_graph = cut(gm, found)
     refused: dict[Node, str] = {}
-    for node in pieces.graph.nodes:
+    for node in cut_graph.graph.nodes:
         if node.op != "call_module":
             continue
-        piece = getattr(pieces, str(node.target))
-        if not isinstance(piece, GraphModule):
+        partition = getattr(cut_graph, str(node.target))
+        if not isinstance(partition, GraphModule):
             continue
-        for placeholder, given in zip(piece.graph.find_nodes(op="placeholder"), node.args, strict=True):
+        for placeholder, given in zip(partition.graph.find_nodes(op="placeholder"), node.args, strict=True):
             placeholder.meta[DRAWN] = isinstance(given, Node) and is_draw(given)
-        if listed and is_symbolic(piece):
-            setattr(pieces, str(node.target), _sized_piece(piece, unit, options, f"{name}_{len(added)}", added, sized))
+        if listed and is_symbolic(partition):
+            setattr(
+                cut_graph,
+                str(node.target),
+                _sized_partition(partition, unit, options, f"{name}_{len(added)}", added, sized),
+            )
             continue
         try:
             if not listed:
-                _know_all_sizes(piece)
+                _know_all_sizes(partition)
             executable = unit.add(
-                piece,
+                partition,
                 f"{name}_{len(added)}",
-                free_outputs=_alone_in_piece(node, pieces, free_outputs),
-                shown_outputs=_alone_in_piece(node, pieces, _shown(gm, name, free_outputs)),
+                free_outputs=_alone_in_partition(node, cut_graph, free_outputs),
+                shown_outputs=_alone_in_partition(node, cut_graph, _shown(gm, name, free_outputs)),
                 options=options,
             )
         except NodesCannotLower as error:
             refused |= error.refused
             continue
         added.append(executable)
-        setattr(pieces, str(node.target), executable)
+        setattr(cut_graph, str(node.target), executable)
     if refused:
         raise NodesCannotLower(refused)
-    return pieces, [_source(node, pieces) for node in outputs_of(pieces)]
+    return cut_graph, [_source(node, cut_graph) for node in outputs_of(cut_graph)]
 
 
-class _SizedPiece(torch.nn.Module):
-    """A piece with symbolic sizes, as a cut graph calls it."""
+class _SizedPartition(torch.nn.Module):
+    """A partition with symbolic sizes, as a cut graph calls it."""
 
     def __init__(self, graph: SizedGraph, bare: bool) -> None:
         super().__init__()
         self._graph, self._bare = graph, bare
 
     def forward(self, *args: Any) -> Any:
-        """What the piece returns: a value, or a tuple of them."""
+        """What the partition returns: a value, or a tuple of them."""
         results = self._graph(list(args))
         return results[0] if self._bare else tuple(results)
 
 
-def _sized_piece(
-    piece: GraphModule,
+def _sized_partition(
+    partition: GraphModule,
     unit: CompilationUnit,
     options: Options,
     name: str,
     added: list[Executable],
     sized: list[CompiledGraph],
-) -> _SizedPiece:
-    output = piece.graph.output_node()
+) -> _SizedPartition:
+    output = partition.graph.output_node()
     bare = isinstance(output.args[0], Node)
     if bare:
         output.args = (output.args,)
-    first = compile_graph(at_hints(piece), unit, options, name)
+    first = compile_graph(at_hints(partition), unit, options, name)
     added += first.executables
     sized.append(first)
     make = functools.partial(compile_at_once, options=options, name=name, label=unit.label)
-    return _SizedPiece(SizedGraph(piece, make, first), bare)
+    return _SizedPartition(SizedGraph(partition, make, first), bare)
 
 
 def compile_at_once(
@@ -274,14 +278,14 @@ def _is_built(node: Node) -> bool:
     return is_constant(node) or (node.op == "call_function" and not is_host_node(node))
 
 
-def _source(node: Any, pieces: GraphModule) -> tuple[Executable, int] | None:
+def _source(node: Any, cut_graph: GraphModule) -> tuple[Executable, int] | None:
     """The executable that makes an output of the whole, and the output's number there."""
     number: Any = 0
     if isinstance(node, Node) and node.target is operator.getitem:
         node, number = node.args
     if not isinstance(node, Node) or node.op != "call_module":
         return None
-    executable = getattr(pieces, str(node.target))
+    executable = getattr(cut_graph, str(node.target))
     return (executable, number) if isinstance(executable, Executable) else None
 
 
@@ -290,9 +294,9 @@ def _shown(gm: GraphModule, name: str, free_outputs: frozenset[int]) -> frozense
     return frozenset() if name.startswith("backward") else frozenset(range(len(outputs_of(gm)))) - free_outputs
 
 
-def _alone_in_piece(call: Node, pieces: GraphModule, outputs: frozenset[int]) -> frozenset[int]:
-    """Outputs of a piece that go to these outputs of the whole and nowhere else."""
-    leaving = outputs_of(pieces)
+def _alone_in_partition(call: Node, cut_graph: GraphModule, outputs: frozenset[int]) -> frozenset[int]:
+    """Outputs of a partition that go to these outputs of the whole and nowhere else."""
+    leaving = outputs_of(cut_graph)
 
     def is_alone(node: Node) -> bool:
         return all(

@@ -230,7 +230,7 @@ class _Runs(OperatorSupportBase):
 
 
 def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
-    """A copy of ``gm`` in which maximal MAX-runnable parts are submodules (``call_module`` nodes)."""
+    """A copy of ``gm`` in which maximal MAX-runnable partitions are submodules (``call_module`` nodes)."""
     graph = gm.graph.__class__()
     val_map: dict[Node, Node] = {}
     outputs = graph.graph_copy(gm.graph, val_map)
@@ -243,17 +243,17 @@ def cut(gm: GraphModule, outside: Mapping[str, Any]) -> GraphModule:
     partitioner = CapabilityBasedPartitioner(copy, _Runs(outside), allows_single_node_partition=True)
     partitions = partitioner.propose_partitions()
     _keep_results_with_their_op(partitions)
-    return partitioner.fuse_partitions([part for part in partitions if part.nodes])
+    return partitioner.fuse_partitions([each for each in partitions if each.nodes])
 
 
 def _keep_results_with_their_op(partitions: Sequence[Partition]) -> None:
-    """Puts every ``getitem`` into the part of the op that it unpacks: only tensors may cross a cut."""
-    home = {node: part for part in partitions for node in part.nodes}
-    for part in partitions:
-        for node in list(part.nodes):
-            if node.target is operator.getitem and home.get(unpacked(node)) is not part:
-                part.remove_node(node)
-    for node, part in home.items():
+    """Puts every ``getitem`` into the partition of the op that it unpacks: only tensors may cross a cut."""
+    home = {node: partition for partition in partitions for node in partition.nodes}
+    for partition in partitions:
+        for node in list(partition.nodes):
+            if node.target is operator.getitem and home.get(unpacked(node)) is not partition:
+                partition.remove_node(node)
+    for node, partition in home.items():
         for user in node.users:
-            if user.target is operator.getitem and user not in part.nodes:
-                part.add_node(user)
+            if user.target is operator.getitem and user not in partition.nodes:
+                partition.add_node(user)

@@ -22,14 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_max_backend.fusion.convolutions import is_suitable
-from torch_max_backend.fusion.program import Program
+from torch_max_backend.fusion.program import STORED_SUMS, Program
 from torch_max_backend.launch_list.listing import home_of
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Value
 
-PROGRAMS, REDUCTIONS, SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
-_SUMS = ("batch_norm_statistics", "batch_norm_gradient_sums")
+PROGRAMS, REDUCTIONS, NORM_SUMS, MOVES, OPERANDS = "programs", "reductions", "norm sums", "moves", "of operands"
+_NORM_SUMS = tuple(STORED_SUMS)
 
 
 @dataclass(eq=False)
@@ -127,7 +127,9 @@ def _kernel(number: int, operation: Call) -> Kernel:
 
 def _kind(function: Function) -> str:
     if isinstance(function, LibraryFunction):
-        return MOVES if function.family == "movement" else SUMS if function.entry.startswith(_SUMS) else OPERANDS
+        return (
+            MOVES if function.family == "movement" else NORM_SUMS if function.entry.startswith(_NORM_SUMS) else OPERANDS
+        )
     if function.entry.startswith("conv"):
         return OPERANDS
     return REDUCTIONS if function.entry.startswith("reduction") else PROGRAMS
@@ -174,7 +176,7 @@ def _judged(
     for value in dict.fromkeys([*readers, *makers]):
         maker = makers.get(value)
         made = levels[value] if maker is not None else -1
-        if maker is not None and (maker.kind in (REDUCTIONS, SUMS) or made > levels[list(maker.outputs)[-1]]):
+        if maker is not None and (maker.kind in (REDUCTIONS, NORM_SUMS) or made > levels[list(maker.outputs)[-1]]):
             # Nobody gets a sum from who adds it up.
             made -= 1
         first: dict[int, Kernel] = {}

@@ -14,14 +14,14 @@ import torch
 from max.engine import Model
 
 from torch_max_backend.ir.layout import Order
-from torch_max_backend.launch_list.parts import Parts, parts_of
+from torch_max_backend.launch_list.segments import Segments, segments_of
 from torch_max_backend.mojo_ops.functions import Function
 from torch_max_backend.runtime.device_graphs.capture import Capture
 from torch_max_backend.runtime.device_graphs.captured_runner import CapturedRunner
 from torch_max_backend.runtime.engine.execution import execute
 from torch_max_backend.runtime.engine.streams import stream_sync
-from torch_max_backend.runtime.launching.parts import PartedRunner
 from torch_max_backend.runtime.launching.runner import ListRunner, RunnerSpec
+from torch_max_backend.runtime.launching.segments import SegmentedRunner
 from torch_max_backend.runtime.memory.packs import Packing
 from torch_max_backend.runtime.tensors.handover import Inputs, Outputs
 from torch_max_backend.runtime.tensors.interface import BuiltGraph, Draw
@@ -71,7 +71,7 @@ class Executable(torch.nn.Module):
         waits: whether a call that reads indices on a GPU waits until all of them are known to be inside.
 
     Attributes:
-        parts: what ``cut`` made.
+        segments: what ``cut`` made.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Executable(torch.nn.Module):
         self.listing = built.listing
         self._walk, self._waits = walk, waits
         self.runner: ListRunner | None = None
-        self.parts: tuple[Parts, list[list[int]]] | None = None
+        self.segments: tuple[Segments, list[list[int]]] | None = None
         self._lock = threading.Lock()
 
     def bind(self, model: Model) -> None:
@@ -102,15 +102,15 @@ class Executable(torch.nn.Module):
     def bind_runner(self) -> None:
         """Makes the executable's launch list ready; its libraries are loaded."""
         spec = self.runner_spec()
-        if self.parts is not None:
-            self.runner = PartedRunner(spec, *self.parts)
+        if self.segments is not None:
+            self.runner = SegmentedRunner(spec, *self.segments)
         elif self.capture is None:
             self.runner = ListRunner(spec)
         else:
             self.runner = CapturedRunner(spec, self.capture, self.outputs.not_lent)
 
     def cut(self, least: int, outputs: Mapping[int, Collection[int]]) -> list[list[int]]:
-        """Cuts the launch list, before ``bind_runner``, into parts that complete at least so many bytes each.
+        """Cuts the launch list, before ``bind_runner``, into segments that complete at least so many bytes each.
 
         Args:
             least: bytes.
@@ -118,7 +118,7 @@ class Executable(torch.nn.Module):
                 as it has left.
 
         Returns:
-            For each part but the first, which of ``outputs`` it completes; nothing where the list is not cut.
+            For each segment but the first, which of ``outputs`` it completes; nothing where the list is not cut.
         """
         specs = self.built.outputs
         if self.listing is None or self.capture is not None or self.built.writes:
@@ -129,14 +129,16 @@ class Executable(torch.nn.Module):
             mine = (number for number, spec in enumerate(self.built.inputs) if spec.position in positions)
             read.setdefault(specs[output].index, set()).update(mine)
         results = range(len(self.listing.results))
-        parts = parts_of(self.listing, [sizes.get(number, 0) for number in results], least, read)
-        if parts is None:
+        segments = segments_of(self.listing, [sizes.get(number, 0) for number in results], least, read)
+        if segments is None:
             return []
-        places = [parts.complete[spec.index] if spec.index >= 0 else 0 for spec in specs]
-        later = [[number for number, at in enumerate(places) if at == part] for part in range(1, len(parts.ends))]
+        places = [segments.complete[spec.index] if spec.index >= 0 else 0 for spec in specs]
+        later = [
+            [number for number, at in enumerate(places) if at == segment] for segment in range(1, len(segments.ends))
+        ]
         if not all(later) or not outputs.keys() >= set(itertools.chain(*later)):
             return []
-        self.parts = parts, later
+        self.segments = segments, later
         return later
 
     def runner_spec(self) -> RunnerSpec:

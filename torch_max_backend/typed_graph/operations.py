@@ -100,8 +100,8 @@ class Constant(Operation):
     content: bytes | None
 
     @cached_property
-    def numbers(self) -> np.ndarray | None:
-        """The values, flat; halves as float32. None where they are unknown."""
+    def values(self) -> np.ndarray | None:
+        """Flat; halves as float32. None where they are unknown."""
         (value,) = self.results
         dtype = MAX_TO_TORCH.get(value.dtype)
         if self.content is None or dtype is None:
@@ -110,15 +110,15 @@ class Constant(Operation):
         return flat.float().numpy() if dtype in _HALVES else flat.numpy()
 
 
-def constant(numbers: np.ndarray, device: DeviceRef) -> Constant:
+def constant(values: np.ndarray, device: DeviceRef) -> Constant:
     """A constant of these values on ``device``."""
-    value = Value(DType.from_numpy(numbers.dtype), numbers.shape, device)
-    return Constant((), (value,), np.ascontiguousarray(numbers).tobytes())
+    value = Value(DType.from_numpy(values.dtype), values.shape, device)
+    return Constant((), (value,), np.ascontiguousarray(values).tobytes())
 
 
-def numbers_of(value: Value) -> np.ndarray | None:
+def values_of(value: Value) -> np.ndarray | None:
     """The values of a constant, flat; None of anything else."""
-    return value.maker.numbers if isinstance(value.maker, Constant) else None
+    return value.maker.values if isinstance(value.maker, Constant) else None
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ from torch_max_backend.typed_graph.operations import (
     Unlisted,
     Value,
     Word,
-    numbers_of,
+    values_of,
 )
 from torch_max_backend.typed_graph.scalars import FUNCTIONS
 
@@ -115,10 +115,10 @@ def _typed(name: str, handle: Any, operands: tuple[Value, ...], results: tuple[V
         return Pointwise(operands, results, name)
     rank = None if operands[0].shape is None else len(operands[0].shape)
     if name == "transpose":
-        axes = numbers_of(operands[1])
+        axes = values_of(operands[1])
         return None if axes is None else Transpose(operands[:1], results, tuple(map(int, axes)))
     if name == "pad.constant":
-        paddings, filler = map(numbers_of, operands[1:])
+        paddings, filler = map(values_of, operands[1:])
         if paddings is None or filler is None:
             return None
         return Pad(operands[:1], results, tuple(map(int, paddings)), filler[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_max_backend.runtime.device_graphs.common_memory import CommonMemory, Piece
+from torch_max_backend.runtime.device_graphs.common_memory import Arena, CommonMemory
 
 CPU = torch.device("cpu")
 
@@ -21,46 +21,46 @@ def test_the_first_piece_is_large_enough_for_all() -> None:
     common.join(recorded)
     # This one is gone at once.
     common.join(Worker(9000))
-    first = common.piece(100)
+    first = common.arena(100)
     assert first.memory.numel() == 5000
-    assert common.piece(4000).memory is first.memory
+    assert common.arena(4000).memory is first.memory
 
 
 def test_memory_that_is_too_small_stays_as_it_is() -> None:
     common = CommonMemory(CPU)
-    small = common.piece(100)
-    large = common.piece(200)
+    small = common.arena(100)
+    large = common.arena(200)
     assert (small.memory.numel(), large.memory.numel()) == (100, 200)
-    assert common.piece(50).memory is small.memory
+    assert common.arena(50).memory is small.memory
     del small
-    assert common.piece(50).memory is large.memory
+    assert common.arena(50).memory is large.memory
 
 
 def test_memory_goes_with_the_last_recording() -> None:
     common = CommonMemory(CPU)
-    del_me = common.piece(1000)
+    del_me = common.arena(1000)
     del del_me
-    assert common.piece(10).memory.numel() == 10
+    assert common.arena(10).memory.numel() == 10
 
 
 def test_a_piece_deals_out_tensors_apart_from_each_other() -> None:
-    piece = Piece(torch.zeros(4096, dtype=torch.uint8))
-    piece.skip(700)
-    first = piece.tensor((3, 5), (1, 4), torch.float32)
-    second = piece.tensor((2, 2), (2, 1), torch.int64)
-    other = piece.tensor((1000,), (1,), torch.float32)
+    arena = Arena(torch.zeros(4096, dtype=torch.uint8))
+    arena.skip(700)
+    first = arena.tensor((3, 5), (1, 4), torch.float32)
+    second = arena.tensor((2, 2), (2, 1), torch.int64)
+    other = arena.tensor((1000,), (1,), torch.float32)
     for number, each in enumerate((first, second, other)):
         each.fill_(number + 1)
     assert first.eq(1).all() and second.eq(2).all() and other.eq(3).all()
-    begin = piece.memory.data_ptr()
+    begin = arena.memory.data_ptr()
     assert [each.data_ptr() - begin for each in (first, second)] == [1024, 1536]
     assert (first.stride(), second.dtype) == ((1, 4), torch.int64)
-    assert other.untyped_storage().data_ptr() != begin and not piece.memory[:1024].any()
+    assert other.untyped_storage().data_ptr() != begin and not arena.memory[:1024].any()
 
 
 def test_memory_is_written_to_inside_inference_mode_and_outside() -> None:
     with torch.inference_mode():
-        tensor = CommonMemory(CPU).piece(64).tensor((4,), (1,), torch.float32)
+        tensor = CommonMemory(CPU).arena(64).tensor((4,), (1,), torch.float32)
         tensor.copy_(torch.ones(4))
     tensor.copy_(torch.full((4,), 2.0))
     assert tensor.eq(2).all()

@@ -115,7 +115,7 @@ def dumped(compiled: CompiledGraph) -> bytes:
     stored = _Stored(
         compiled.name,
         tuple(_alone(executable.spec) for executable in compiled.executables),
-        None if compiled.pieces is None else tuple(_steps(compiled.pieces, compiled.executables)),
+        None if compiled.cut_graph is None else tuple(_steps(compiled.cut_graph, compiled.executables)),
         compiled.unpacks,
         compiled.packing,
         compiled.refusals,
@@ -136,15 +136,15 @@ def loaded(content: bytes, unit: CompilationUnit, options: Options) -> CompiledG
     """The compiled graph of what ``dumped`` returned, ready once ``unit`` is compiled."""
     stored: _Stored = pickle.loads(content)
     executables = [unit.adopt(spec, options) for spec in stored.executables]
-    pieces = None if stored.steps is None else _pieces(stored.steps, executables)
+    cut_graph = None if stored.steps is None else _cut_graph(stored.steps, executables)
     return CompiledGraph(
         stored.name,
-        runner_of(executables, pieces, stored.unpacks),
+        runner_of(executables, cut_graph, stored.unpacks),
         executables,
         stored.refusals,
         stored.host_ops,
         packing=stored.packing,
-        pieces=pieces,
+        cut_graph=cut_graph,
         unpacks=stored.unpacks,
         kept=stored.kept,
         first_saved=stored.first_saved,
@@ -157,13 +157,13 @@ def _alone(spec: ExecutableSpec) -> ExecutableSpec:
     return dataclasses.replace(spec, built=dataclasses.replace(spec.built, graph=None, typed=None))
 
 
-def _steps(pieces: GraphModule, executables: Sequence[Executable]) -> list[_Step]:
+def _steps(cut_graph: GraphModule, executables: Sequence[Executable]) -> list[_Step]:
     numbers = {id(executable): number for number, executable in enumerate(executables)}
     steps = []
-    for node in pieces.graph.nodes:
+    for node in cut_graph.graph.nodes:
         target = node.target
         if node.op == "call_module":
-            target = numbers.get(id(getattr(pieces, str(target))))
+            target = numbers.get(id(getattr(cut_graph, str(target))))
         if target is None or node.op in ("get_attr", "call_method"):
             raise BypassAOTAutogradCache(f"{node.op} {node.target}")
         args, kwargs = (map_aggregate(given, _reference) for given in (node.args, node.kwargs))
@@ -175,7 +175,7 @@ def _reference(value: Any) -> Any:
     return _NodeReference(value.name) if isinstance(value, Node) else value
 
 
-def _pieces(steps: Sequence[_Step], executables: Sequence[Executable]) -> GraphModule:
+def _cut_graph(steps: Sequence[_Step], executables: Sequence[Executable]) -> GraphModule:
     graph, nodes = Graph(), dict[str, Node]()
 
     def node_of(value: Any) -> Any:

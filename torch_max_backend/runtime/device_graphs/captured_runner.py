@@ -11,7 +11,7 @@ import torch
 from torch_max_backend.launch_list import Kind
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, Lease, Span, lease_in, rounded_up
 from torch_max_backend.runtime.device_graphs.capture import COPIED_FOR_LAUNCH, Capture
-from torch_max_backend.runtime.device_graphs.common_memory import Piece, bytes_over, common_memory
+from torch_max_backend.runtime.device_graphs.common_memory import Arena, bytes_over, common_memory
 from torch_max_backend.runtime.engine.streams import stream_sync
 from torch_max_backend.runtime.launching.runner import Called, Drawn, ListRunner, RunnerSpec
 from torch_max_backend.runtime.memory.shared_storage import SharedStorage
@@ -67,7 +67,7 @@ class CapturedRunner(ListRunner):
         self._common = common_memory(spec.device)
         self._common.join(self)
         # What the recording that is being made works in.
-        self._piece: Piece | None = None
+        self._arena: Arena | None = None
         self._taken: list[Lease] = []
         self._copies: dict[int, torch.Tensor] = {}
         # Of the call at hand: what it may update in place, its arguments, and what it writes over.
@@ -140,29 +140,29 @@ class CapturedRunner(ListRunner):
 
     def place(self, number: int, like: torch.Tensor) -> torch.Tensor:
         """A place for an argument, by its number."""
-        piece, fact = self._dealt(), (like.shape, like.stride(), like.dtype)
+        arena, fact = self._dealt(), (like.shape, like.stride(), like.dtype)
         _, last = self._listing.uses(Kind.ARGUMENT, number)
         # One that is written over is memory for later values.
         last = len(self._listing.launches) if number in self._listing.reused else last
         lease = self._leased(self._taken, Span(bytes_over(*fact), 0, last))
-        return piece.tensor(*fact) if lease is None else piece.tensor_at(lease.offset, *fact)
+        return arena.tensor(*fact) if lease is None else arena.tensor_at(lease.offset, *fact)
 
-    def _dealt(self) -> Piece:
+    def _dealt(self) -> Arena:
         """Memory for the recording that is being made: the launches', where copied results and places lie, too, as far
         as it is free; then that of the others."""
-        if self._piece is None:
+        if self._arena is None:
             # Nothing may run while launches are recorded. Plain calls' results, in many pieces, are not needed any
-            # more: memory in one piece would lie beside them.
+            # more: memory in the arena would lie beside them.
             self._streams.give_back()
-            self._piece = self._common.piece(self._worked_in())
-            self._piece.skip(self.needed)
+            self._arena = self._common.arena(self._worked_in())
+            self._arena.skip(self.needed)
             self._taken = list(self._leases)
             self._copies = {
-                number: self._piece.tensor(*self.facts[number]) if lease is None
-                else self._piece.tensor_at(lease.offset, *self.facts[number])
+                number: self._arena.tensor(*self.facts[number]) if lease is None
+                else self._arena.tensor_at(lease.offset, *self.facts[number])
                 for number, lease in self._copied_results.items()
             }  # fmt: skip
-        return self._piece
+        return self._arena
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copies each source into its target."""
@@ -174,9 +174,9 @@ class CapturedRunner(ListRunner):
         try:
             self.recorded = self._made(tensors, self._dealt())
         finally:
-            self._piece, self._copies = None, {}
+            self._arena, self._copies = None, {}
 
-    def _made(self, tensors: Sequence[torch.Tensor], piece: Piece) -> Recorded:
+    def _made(self, tensors: Sequence[torch.Tensor], arena: Arena) -> Recorded:
         # An argument that is copied to a place of its own is not updated by what is written there.
         in_place = bool(self._updated) and all(
             tensors[self._listing.updates[result]].data_ptr() == tensor.data_ptr()
@@ -192,10 +192,10 @@ class CapturedRunner(ListRunner):
             if memory is not self._entering[number] and tensors[number] is self._entering[number]
         }  # fmt: skip
         written_over = [elsewhere.get(number, tensors[number]) for number, _ in reused]
-        graph, drawn = self._record(tensors, results, piece.memory, written_over)
+        graph, drawn = self._record(tensors, results, arena.memory, written_over)
         storages = [tensor.untyped_storage() for tensor in drawn.tensors]
         idle = tuple((storage_users(storage), storage) for storage in storages)
-        return Recorded(graph, piece.memory, tuple(elsewhere.values()), shared, self._copies, drawn, idle, in_place)
+        return Recorded(graph, arena.memory, tuple(elsewhere.values()), shared, self._copies, drawn, idle, in_place)
 
     def _record(
         self,

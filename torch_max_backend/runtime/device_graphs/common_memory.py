@@ -36,7 +36,7 @@ class CommonMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-        self._pieces: list[weakref.ref[torch.Tensor]] = []
+        self._memories: list[weakref.ref[torch.Tensor]] = []
 
     def join(self, worker: Worker) -> None:
         """Tells of a list that may be recorded."""
@@ -44,23 +44,23 @@ class CommonMemory:
 
     def living(self) -> list[torch.Tensor]:
         """Memory that recordings work in."""
-        return [tensor for each in self._pieces if (tensor := each()) is not None]
+        return [tensor for each in self._memories if (tensor := each()) is not None]
 
-    def piece(self, size: int) -> Piece:
+    def arena(self, size: int) -> Arena:
         """Memory of at least so many bytes."""
         living = self.living()
         large = [tensor for tensor in living if tensor.numel() >= size]
         if large:
-            return Piece(min(large, key=torch.Tensor.numel))
+            return Arena(min(large, key=torch.Tensor.numel))
         size = max([size, *(worker.wanted for worker in self._workers)])
         with torch.inference_mode(False):
             # Calls inside that mode write to it, and others.
             made = torch.empty(size, dtype=torch.uint8, device=self._device)
-        self._pieces = [*map(weakref.ref, living), weakref.ref(made)]
-        return Piece(made)
+        self._memories = [*map(weakref.ref, living), weakref.ref(made)]
+        return Arena(made)
 
 
-class Piece:
+class Arena:
     """Memory that one recording deals out.
 
     Args:

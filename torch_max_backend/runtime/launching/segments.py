@@ -1,10 +1,10 @@
-"""A backward graph's launch list that runs in parts, and hands gradients over after each.
+"""A backward graph's launch list that runs in segments, and hands gradients over after each.
 
 Autograd hands gradients on when a node returns. A compiled graph is one node, so all gradients would leave at its end.
 Here arguments whose gradients come later reach the compiled graph through another node, a *relay*, one for each later
-part. The compiled graph's node runs the first part alone and returns these gradients; autograd accumulates them, and
-runs hooks such as those of DistributedDataParallel, before it comes to the first relay. That runs the next part, and
-returns what is complete then. All parts are one list: memory is planned, and kernels are fused, over the whole.
+segment. The compiled graph's node runs the first segment alone and returns these gradients; autograd accumulates them,
+and runs hooks such as those of DistributedDataParallel, before it comes to the first relay. That runs the next segment,
+and returns what is complete then. All segments are one list: memory is planned, and kernels are fused, over the whole.
 
 A gradient that is not there yet leaves the compiled graph's node as None, and the first one of each relay as NaN, by
 which the relay finds the call that it belongs to.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_max_backend.launch_list.parts import Parts
+from torch_max_backend.launch_list.segments import Segments
 from torch_max_backend.runtime.launching.launch_times import watched
 from torch_max_backend.runtime.launching.runner import HEAD, SCRATCH, ListRunner, RunnerSpec, lent_workspace, shaped
 from torch_max_backend.runtime.tensors.leaving import taker
@@ -31,24 +31,24 @@ _CALL = "_torch_max_backend_call"
 """The attribute of a tensor that stands for a gradient: the call that makes it."""
 
 
-class PartedRunner(ListRunner):
-    """A launch list that runs in parts.
+class SegmentedRunner(ListRunner):
+    """A launch list that runs in segments.
 
     Args:
         spec: what it is made of.
-        parts: where the list is cut.
-        outputs: for each part but the first, which of the graph's outputs its relay hands over.
+        segments: where the list is cut.
+        outputs: for each segment but the first, which of the graph's outputs its relay hands over.
     """
 
-    def __init__(self, spec: RunnerSpec, parts: Parts, outputs: Sequence[Sequence[int]]) -> None:
+    def __init__(self, spec: RunnerSpec, segments: Segments, outputs: Sequence[Sequence[int]]) -> None:
         super().__init__(spec)
         self.outputs = outputs
-        self._ranges = self._cut(parts)
+        self._ranges = self._cut(segments)
 
-    def _cut(self, parts: Parts) -> list[tuple[np.ndarray, tuple[int, int, int], list[np.ndarray]]]:
-        """For each part the operands of ``walk``, its arguments, and what has to be kept."""
+    def _cut(self, segments: Segments) -> list[tuple[np.ndarray, tuple[int, int, int], list[np.ndarray]]]:
+        """For each segment the operands of ``walk``, its arguments, and what has to be kept."""
         sizes = np.cumsum([0, *(HEAD + len(launch.words) for launch in self._listing.launches)])
-        bounds = [0, *(int(sizes[end]) for end in parts.ends)]
+        bounds = [0, *(int(sizes[end]) for end in segments.ends)]
         every = self._relocations.reshape(-1, 3)
         found = []
         for begin, end in itertools.pairwise(bounds):
@@ -71,24 +71,24 @@ class PartedRunner(ListRunner):
         call.through(0)
         return call.results
 
-    def run_part(self, part: int, bases: np.ndarray, workspace: torch.Tensor) -> None:
-        """Runs the launches of one part; on a GPU, queues their kernels.
+    def run_segment(self, segment: int, bases: np.ndarray, workspace: torch.Tensor) -> None:
+        """Runs the launches of one segment; on a GPU, queues their kernels.
 
         Raises:
             RuntimeError: a kernel refused its operands.
         """
-        words, arguments, _ = self._ranges[part]
+        words, arguments, _ = self._ranges[segment]
         with self.turn():
             self.called(arguments, words, bases, workspace)
 
     @property
     def last(self) -> int:
-        """The number of the last part."""
+        """The number of the last segment."""
         return len(self._ranges) - 1
 
 
 class _Call:
-    """A call whose later parts may still have to run.
+    """A call whose later segments may still have to run.
 
     Attributes:
         results: what the compiled graph's node returns.
@@ -96,13 +96,13 @@ class _Call:
 
     def __init__(
         self,
-        runner: PartedRunner,
+        runner: SegmentedRunner,
         entering: Sequence[torch.Tensor],
         addresses: Sequence[int],
         written_over: Sequence[torch.Tensor],
         args: Sequence[Any],
     ) -> None:
-        self._runner, self._part = runner, -1
+        self._runner, self._segment = runner, -1
         drawn = runner.draw()
         leaving = runner.fresh()
         self._borrowed = contextlib.ExitStack()
@@ -123,21 +123,21 @@ class _Call:
         setattr(token, _CALL, self)
         return token
 
-    def through(self, part: int) -> None:
-        """Runs the parts up to this one that have not run yet."""
-        while self._part < part:
-            self._part += 1
-            self._runner.run_part(self._part, self._bases, self._workspace)
-            if self._part == self._runner.last:
+    def through(self, segment: int) -> None:
+        """Runs the segments up to this one that have not run yet."""
+        while self._segment < segment:
+            self._segment += 1
+            self._runner.run_segment(self._segment, self._bases, self._workspace)
+            if self._segment == self._runner.last:
                 self._runner.copy_results(self._used[-1], self._arguments)
                 self._borrowed.close()
                 self._used.clear()
                 del self._workspace, self._arguments
 
-    def handed_over(self, part: int) -> list[torch.Tensor]:
-        """The gradients of a part's relay."""
-        self.through(part)
-        results, self._later[part - 1] = self._later[part - 1], []
+    def handed_over(self, segment: int) -> list[torch.Tensor]:
+        """The gradients of a segment's relay."""
+        self.through(segment)
+        results, self._later[segment - 1] = self._later[segment - 1], []
         return results
 
 
@@ -147,11 +147,11 @@ def _nan(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 class _Relay(torch.autograd.Function):
-    """Tensors as they are; their gradients are those that a part of the backward graph completes."""
+    """Tensors as they are; their gradients are those that a segment of the backward graph completes."""
 
     @staticmethod
-    def forward(ctx: Any, part: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.part = part
+    def forward(ctx: Any, segment: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.segment = segment
         ctx.set_materialize_grads(False)
         # Not views, and of the same version: who updates a weight before its backward pass hears what eager says.
         return tuple(tensor.detach() for tensor in tensors)
@@ -162,7 +162,7 @@ class _Relay(torch.autograd.Function):
         if call is not None:
             if torch.is_grad_enabled():
                 raise RuntimeError("create_graph=True with retain_graph=False needs options={'early_gradients': False}")
-            return None, *call.handed_over(ctx.part)
+            return None, *call.handed_over(ctx.segment)
         if any(gradient is None for gradient in gradients):
             raise RuntimeError("the call that computes these gradients is lost: something replaced a tensor of NaN")
         return None, *gradients
@@ -173,17 +173,17 @@ def relayed(function: Callable[..., Any], numbers: Sequence[Sequence[int]]) -> C
 
     Args:
         function: a compiled graph, forward and backward.
-        numbers: of these arguments, for each part but the first.
+        numbers: of these arguments, for each segment but the first.
     """
     # The one made last runs first.
-    parts = [(part, taker(of), of) for part, of in reversed(list(enumerate(numbers, 1)))]
+    segments = [(segment, taker(of), of) for segment, of in reversed(list(enumerate(numbers, 1)))]
 
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(*args)
         given = list(args)
-        for part, take, of in parts:
-            for number, tensor in zip(of, _Relay.apply(part, *take(args)), strict=True):
+        for segment, take, of in segments:
+            for number, tensor in zip(of, _Relay.apply(segment, *take(args)), strict=True):
                 given[number] = tensor
         return function(*given)
 

@@ -1,7 +1,7 @@
-"""A launch list cut into parts, after each of which some of its results are complete.
+"""A launch list cut into segments, after each of which some of its results are complete.
 
 DistributedDataParallel adds the gradients of a bucket up as soon as it has all of them. A backward graph that is one
-list would hand all gradients over at its end; one that runs in parts hands over what is there after each.
+list would hand all gradients over at its end; one that runs in segments hands over what is there after each.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from torch_max_backend.launch_list.listing import Kind, LaunchList, Place
 
 
 @dataclass(frozen=True)
-class Parts:
+class Segments:
     """How a list is cut.
 
     Attributes:
-        ends: of each part, the number of launches up to its end.
-        complete: for each result, the part after which nothing writes or reads it, or arguments that go with it.
+        ends: of each segment, the number of launches up to its end.
+        complete: for each result, the segment after which nothing writes or reads it, or arguments that go with it.
     """
 
     ends: tuple[int, ...]
     complete: tuple[int, ...]
 
 
-def parts_of(
+def segments_of(
     listing: LaunchList, sizes: Sequence[int], least: int, read: Mapping[int, Collection[int]] | None = None
-) -> Parts | None:
-    """Parts that complete at least so many bytes of results each, but for the last; None where that is the whole.
+) -> Segments | None:
+    """Segments that complete at least so many bytes of results each, but for the last; None where that is the whole.
 
     Args:
         listing: the list.
@@ -67,5 +67,5 @@ def parts_of(
     if not ends:
         return None
     ends.append(end)
-    complete = [next((part for part, until in enumerate(ends) if at < until), len(ends) - 1) for at in last]
-    return Parts(tuple(ends), tuple(complete))
+    complete = [next((segment for segment, until in enumerate(ends) if at < until), len(ends) - 1) for at in last]
+    return Segments(tuple(ends), tuple(complete))

@@ -1,4 +1,4 @@
-"""Backward graphs that run in parts: numbers are eager's, whatever users do around the backward pass."""
+"""Backward graphs that run in segments: numbers are eager's, whatever users do around the backward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch._functorch import config as functorch_config
 
 import torch_max_backend
 from torch_max_backend import backend
-from torch_max_backend.runtime.launching import parts
-from torch_max_backend.runtime.launching.parts import PartedRunner
+from torch_max_backend.runtime.launching import segments
+from torch_max_backend.runtime.launching.segments import SegmentedRunner
 
 LAYERS, WIDTH = 5, 16
 BUCKET = WIDTH * WIDTH * 4
 #: Each layer's weight fills one, and the first layer's bias comes last.
-PARTS = LAYERS + 1
+SEGMENTS = LAYERS + 1
 
 
 class Net(nn.Module):
@@ -39,16 +39,16 @@ class Net(nn.Module):
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The parts that run, in order; graphs are cut as inside of DistributedDataParallel with small buckets."""
+    """The segments that run, in order; graphs are cut as inside of DistributedDataParallel with small buckets."""
     found: list[int] = []
-    run_part = PartedRunner.run_part
+    run_segment = SegmentedRunner.run_segment
 
-    def noted(self: PartedRunner, part: int, *args: Any) -> None:
-        found.append(part)
-        run_part(self, part, *args)
+    def noted(self: SegmentedRunner, segment: int, *args: Any) -> None:
+        found.append(segment)
+        run_segment(self, segment, *args)
 
     monkeypatch.setattr(backend, "bucket_bytes", lambda: BUCKET)
-    monkeypatch.setattr(PartedRunner, "run_part", noted)
+    monkeypatch.setattr(SegmentedRunner, "run_segment", noted)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
@@ -75,8 +75,8 @@ def _same(ours: nn.Module, theirs: nn.Module) -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_accumulated_between_the_parts(ran: list[Any], twins: tuple[nn.Module, nn.Module]) -> None:
-    """The last layer's before the second part begins; each is autograd's to keep, no copy."""
+def test_gradients_are_accumulated_between_the_segments(ran: list[Any], twins: tuple[nn.Module, nn.Module]) -> None:
+    """The last layer's before the second segment begins; each is autograd's to keep, no copy."""
     ours, theirs = twins
     for name, weight in ours.named_parameters():
         weight.register_post_accumulate_grad_hook(lambda _, name=name: ran.append(name))
@@ -87,10 +87,10 @@ def test_gradients_are_accumulated_between_the_parts(ran: list[Any], twins: tupl
         theirs(_x()).square().sum().backward()
         _same(ours, theirs)
     numbers = [event for event in ran if isinstance(event, int)]
-    assert numbers == list(range(PARTS))
-    for part in numbers[1:]:
-        before = ran[: ran.index(part)]
-        assert f"layers.{LAYERS - part}.weight" in before and f"layers.{LAYERS - 1 - part}.weight" not in before
+    assert numbers == list(range(SEGMENTS))
+    for segment in numbers[1:]:
+        before = ran[: ran.index(segment)]
+        assert f"layers.{LAYERS - segment}.weight" in before and f"layers.{LAYERS - 1 - segment}.weight" not in before
     assert {event for event in ran if isinstance(event, str)} == {name for name, _ in ours.named_parameters()}
 
 
@@ -102,7 +102,7 @@ def test_hooks_of_parameters_see_finished_gradients(ran: list[int], twins: tuple
     _compiled(ours)(_x()).sum().backward()
     theirs(_x()).sum().backward()
     _same(ours, theirs)
-    assert len(ran) == PARTS
+    assert len(ran) == SEGMENTS
 
 
 def test_a_graph_that_is_kept_runs_as_a_whole_first(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
@@ -112,7 +112,7 @@ def test_a_graph_that_is_kept_runs_as_a_whole_first(ran: list[int], twins: tuple
         loss.backward()
         assert next(net.parameters()).grad is not None
     _same(*twins)
-    assert ran == [*range(PARTS)]
+    assert ran == [*range(SEGMENTS)]
 
 
 def test_weights_may_change_when_their_gradients_are_there(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
@@ -129,14 +129,14 @@ def test_weights_may_change_when_their_gradients_are_there(ran: list[int], twins
     _same(*twins)
     for a, b in zip(twins[0].parameters(), twins[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert ran == [*range(PARTS)]
+    assert ran == [*range(SEGMENTS)]
 
 
 def test_some_gradients_alone(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
-    """Parts that nobody asks for do not run, and what they would have read is freed."""
+    """Segments that nobody asks for do not run, and what they would have read is freed."""
     ours, theirs = twins
     run = _compiled(ours)
-    for layer, expected in ((LAYERS - 1, [0]), (LAYERS - 3, [0, 1, 2]), (0, [*range(PARTS - 1)])):
+    for layer, expected in ((LAYERS - 1, [0]), (LAYERS - 3, [0, 1, 2]), (0, [*range(SEGMENTS - 1)])):
         ran.clear()
         kept = len(_calls())
         (mine,) = torch.autograd.grad(run(_x()).square().sum(), [ours.layers[layer].weight])  # type: ignore[index,union-attr]
@@ -148,7 +148,7 @@ def test_some_gradients_alone(ran: list[int], twins: tuple[nn.Module, nn.Module]
 
 def _calls() -> list[object]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, parts._Call)]
+    return [each for each in gc.get_objects() if isinstance(each, segments._Call)]
 
 
 def test_the_gradient_of_an_argument_comes_last(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
@@ -160,7 +160,7 @@ def test_the_gradient_of_an_argument_comes_last(ran: list[int], twins: tuple[nn.
         found.append(x.grad)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
     _same(*twins)
-    assert ran == [*range(PARTS)]
+    assert ran == [*range(SEGMENTS)]
 
 
 def test_two_calls_of_one_graph_in_one_backward_pass(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
@@ -168,7 +168,7 @@ def test_two_calls_of_one_graph_in_one_backward_pass(ran: list[int], twins: tupl
         (run(_x()) + run(_x() + 1)).square().sum().backward()
         run(run(_x())).sum().backward()
     _same(*twins)
-    assert sorted(ran) == sorted([*range(PARTS)] * 4)
+    assert sorted(ran) == sorted([*range(SEGMENTS)] * 4)
 
 
 def test_a_weight_that_changes_before_the_backward_pass_is_noticed(
@@ -224,10 +224,10 @@ def test_without_gradients_nothing_is_relayed(ran: list[int], twins: tuple[nn.Mo
     run(_x()).sum().backward()
     with torch.no_grad():
         torch.testing.assert_close(run(_x()), twins[1](_x()), rtol=1e-5, atol=1e-6)
-    assert len(ran) == PARTS
+    assert len(ran) == SEGMENTS
 
 
-def test_a_graph_from_the_cache_runs_in_parts(
+def test_a_graph_from_the_cache_runs_in_segments(
     ran: list[int], twins: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "torch_max_backend")
@@ -238,7 +238,7 @@ def test_a_graph_from_the_cache_runs_in_parts(
         twins[0].zero_grad()
         with functorch_config.patch(enable_autograd_cache=True):
             _compiled(twins[0])(_x()).square().sum().backward()
-        assert len(ran) == PARTS
+        assert len(ran) == SEGMENTS
     assert "the backward graph is in the cache" in caplog.text
     twins[1](_x()).square().sum().backward()
     _same(*twins)
@@ -265,14 +265,14 @@ def test_a_graph_that_returns_a_parameter_is_not_cut(ran: list[int]) -> None:
 
 def test_memory_of_a_finished_call_is_free(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
     freed: list[weakref.ref[object]] = []
-    made = parts._Call.__init__
+    made = segments._Call.__init__
 
-    def noted(self: parts._Call, *args: Any) -> None:
+    def noted(self: segments._Call, *args: Any) -> None:
         made(self, *args)
         freed.append(weakref.ref(self))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts._Call, "__init__", noted)
+        patch.setattr(segments._Call, "__init__", noted)
         _compiled(twins[0])(_x()).sum().backward()
     gc.collect()
     assert len(freed) == 1 and freed[0]() is None
@@ -280,12 +280,12 @@ def test_memory_of_a_finished_call_is_free(ran: list[int], twins: tuple[nn.Modul
 
 def test_a_lost_call_is_an_error(ran: list[int], twins: tuple[nn.Module, nn.Module]) -> None:
     """Gradients are never left out silently."""
-    token = parts._Call._token
+    token = segments._Call._token
 
-    def lost(self: parts._Call, like: Tensor) -> Tensor:
+    def lost(self: segments._Call, like: Tensor) -> Tensor:
         return token(self, like).clone()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts._Call, "_token", lost)
+        patch.setattr(segments._Call, "_token", lost)
         with pytest.raises(RuntimeError, match="the call that computes these gradients is lost"):
             _compiled(twins[0])(_x()).sum().backward()
