@@ -18,17 +18,15 @@ from typing import Annotated, Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import nn
 
 from benchmarks import records, zoo
 from benchmarks.records import cpu_seconds
-from torch_max_backend.ahead import TARGETS, compile_ahead
-from torch_max_backend.backend import build_only
+from benchmarks.step_graphs import CPU, MEMORY_FORMATS, PLACES, WithLoss, step_graphs
+from torch_max_backend.ahead import TARGETS
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime.building import libraries
 from torch_max_backend.runtime.engine import session
@@ -36,31 +34,14 @@ from torch_max_backend.runtime.engine import session
 WALK = "walk"
 
 
-class _Loss(nn.Module):
-    """A model with its loss, whose graphs are a training step's."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.model(x), y)
-
-
 def functions_of(models: Sequence[str], target: str) -> list[Function]:
     """What the models' training graphs call."""
     for name in models:
         make, shape = zoo.MODELS[name]
-        layout = torch.channels_last if len(shape) == 3 else torch.contiguous_format
-        model = _Loss(make().to(memory_format=layout))
         x, y = torch.randn(2, *shape), torch.zeros(2, dtype=torch.int64)
-        if len(shape) == 3:
-            x = x.contiguous(memory_format=layout)
-        if target == "cpu":
-            torch.compile(model, backend=build_only)(x, y).backward()
-        else:
-            with mock.patch.object(libraries, "build", return_value={}):
-                compile_ahead(model, x, y, target=target, autocast=torch.bfloat16)
+        layout = MEMORY_FORMATS[x.dim()]
+        model = WithLoss(make().to(memory_format=layout))
+        step_graphs(model, x.contiguous(memory_format=layout), y, target=target)
     kind = "cpu" if target == "cpu" else "gpu"
     return sorted((each for each in required() if each.target == kind), key=lambda each: each.symbol)
 
@@ -96,14 +77,13 @@ def _chosen(functions: Sequence[Function], programs: int) -> list[Function]:
 
 def measure(
     model: Annotated[list[str], typer.Option(help=f"one of {', '.join(zoo.MODELS)}")] = ["resnet18"],  # noqa: B006
-    target: Annotated[str, typer.Option(help=f"cpu or one of {', '.join(TARGETS)}")] = "cpu",
+    target: Annotated[str, typer.Option(help=f"one of {', '.join(PLACES)}")] = CPU,
     programs: Annotated[int, typer.Option(min=1, help="how many generated programs")] = 8,
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
     zoo.refuse_unknown(model)
-    if target != "cpu" and target not in TARGETS:
-        raise typer.BadParameter(f"--target is cpu or one of {', '.join(TARGETS)}, not {target!r}")
+    zoo.refuse_unknown([target], PLACES, "target")
     functions = functions_of(model, target)
     rows: list[dict[str, Any]] = []
     with _targeted(target) as device:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
-from unittest import mock
 
 import torch
 import typer
@@ -19,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, zoo
-from torch_max_backend.ahead import TARGETS, compile_ahead
-from torch_max_backend.backend import recorded_graphs
+from benchmarks.step_graphs import MEMORY_FORMATS, step_graphs
+from torch_max_backend.ahead import TARGETS
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.launch_list.traffic import Kernel, Traffic, kernels_by_entry, traffic
-from torch_max_backend.runtime.building import libraries
 
 BATCHES = {
     "resnet50": 256,
@@ -37,19 +35,15 @@ BATCHES = {
     "deeplabv3": 8,
 }
 BYTES_PER_MS = 4.3e9
-_FORMATS = {3: torch.channels_last, 4: torch.channels_last_3d}
 
 
 def graphs_of(model: str, batch: int, target: str) -> list[CompiledGraph]:
     """The forward and the backward graph, built only."""
     make, shape = zoo.MODELS[model]
-    layout = _FORMATS[len(shape)]
     # Of the images only sizes and strides count.
-    x = torch.empty(batch, *shape, device="meta").contiguous(memory_format=layout)
-    built = make().to(memory_format=layout)
-    with mock.patch.object(libraries, "build", return_value={}), recorded_graphs() as graphs:
-        compile_ahead(built, x, target=target, autocast=torch.bfloat16)
-    return graphs
+    x = torch.empty(batch, *shape, device="meta")
+    layout = MEMORY_FORMATS[x.dim()]
+    return step_graphs(make().to(memory_format=layout), x.contiguous(memory_format=layout), target=target)
 
 
 def saved(graph: CompiledGraph) -> int:

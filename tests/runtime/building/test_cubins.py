@@ -91,4 +91,4 @@ def test_a_built_library_has_machine_code(tmp_path: Path, monkeypatch: pytest.Mo
         (library,) = libraries.build([function], torch.device("cuda")).values()
     content = library.read_bytes()
     assert content.count(ELF) > 4
-    assert all(len(text) < 16_000 for text in cubins._PTX.findall(content))
+    assert all(len(text) < 16_000 for _, text in cubins.ptx_texts(content))

@@ -48,11 +48,10 @@ def translate(library: Path) -> None:
     translates these as before.
     """
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        spans = sorted((match.span() for match in _PTX.finditer(content)), key=lambda span: span[0] - span[1])
-        texts = deque((begin, bytes(content[begin:end])) for begin, end in spans)
+        # Threads take the longest first.
+        texts = deque(sorted(ptx_texts(content), key=lambda found: -len(found[1])))
 
         def work() -> None:
-            # Threads take the longest first.
             with contextlib.suppress(IndexError):
                 while True:
                     begin, text = texts.popleft()
@@ -60,10 +59,15 @@ def translate(library: Path) -> None:
                     if cubin is not None and len(cubin) <= len(text):
                         content[begin : begin + len(text)] = cubin.ljust(len(text), b"\0")
 
-        workers = [started(work, "translates PTX") for _ in range(min(cores(), len(spans)))]
+        workers = [started(work, "translates PTX") for _ in range(min(cores(), len(texts)))]
         wait(workers)
         for worker in workers:
             worker.result()
+
+
+def ptx_texts(content: bytes | mmap.mmap) -> list[tuple[int, bytes]]:
+    """Where each PTX text of a library begins, and the text with its final zero."""
+    return [(match.start(), match.group()) for match in _PTX.finditer(content)]
 
 
 @functools.cache
