@@ -29,7 +29,7 @@ class PixelNorm(nn.LayerNorm):
 
 
 class DepthwiseBlock(nn.Module):
-    """Liu 2022."""
+    """A block of ConvNeXt (Liu et al., 2022)."""
 
     def __init__(self, width: int, keep: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class DepthwiseBlock(nn.Module):
 
 
 def _depthwise_network(width: int, classes: int, keep: float) -> nn.Module:
-    """Liu 2022, of four stages; ``keep`` of the last block's samples."""
+    """ConvNeXt (Liu et al., 2022) of four stages; ``keep``: the share of samples whose last block is not dropped."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 4), PixelNorm(width)]
     keeps = iter(torch.linspace(1, keep, 18).tolist())
     for stage, depth in enumerate((3, 3, 9, 3)):
@@ -55,7 +55,7 @@ def _depthwise_network(width: int, classes: int, keep: float) -> nn.Module:
 
 
 def _residual_stage(inputs: int, inner: int, outputs: int, stride: int = 1, bottleneck: bool = True) -> nn.Module:
-    """A block of He 2015."""
+    """A residual block of ResNet (He et al., 2015), basic or bottleneck."""
     first, last = block(inputs, inner, 1 if bottleneck else stride), block(inner, outputs, 1, nn.Identity())
     middle = block(inner, inner, stride) if bottleneck else []
     shortcut = nn.Sequential(*block(inputs, outputs, stride, nn.Identity(), taps=1))
@@ -64,7 +64,7 @@ def _residual_stage(inputs: int, inner: int, outputs: int, stride: int = 1, bott
 
 
 def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
-    """Of He 2015."""
+    """ResNet (He et al., 2015)."""
     outer = (4 if bottleneck else 1) * width
 
     def stage(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
@@ -75,15 +75,15 @@ def _residual_network(width: int, classes: int, bottleneck: bool) -> nn.Module:
 
 
 class RectifiedSum(nn.ModuleList):
-    """ReLU of the sum of what its modules make of one tensor each."""
+    """ReLU of the sum of its modules' results, each of a tensor of its own."""
 
     def forward(self, x: list[Tensor]) -> Tensor:
         return F.relu(functools.reduce(operator.add, (path(each) for path, each in zip(self, x, strict=True))))
 
 
 class ExchangeUnit(nn.Module):
-    """Sun 2019: branches of 1, 2, 4 ... times as many channels and 1, 1/2, 1/4 ... of the side. Behind a residual block
-    on each branch, every result is a sum over all branches."""
+    """The exchange unit of HRNet (Sun et al., 2019): branches of 1, 2, 4 ... times as many channels and 1, 1/2, 1/4
+    ... of the side. Behind a residual block on each branch, every result is a sum over all branches."""
 
     def __init__(self, width: int, branches: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class ExchangeUnit(nn.Module):
 
 
 class ParallelNetwork(nn.Module):
-    """Sun 2019, of two to four branches, which the head adds up from the largest to the smallest."""
+    """HRNet (Sun et al., 2019) of two to four branches, which the head adds up from the largest to the smallest."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def _inverted(
     stride: int = 1,
     expansion: int = 4,
 ) -> nn.Module:
-    """A layer of Sandler 2018, with a shortcut where its expansion is that of the stride."""
+    """An inverted residual of MobileNetV2 (Sandler et al., 2018), with a shortcut where it expands at stride 1."""
     wide = expansion * width
     wider = [] if expansion == 1 else block(width, wide, 1, activation(), taps=1)
     path = nn.Sequential(
@@ -163,7 +163,7 @@ def _inverted_residuals(
     dropout: float = 0.2,
     keep: float = 1.0,
 ) -> nn.Module:
-    """Of Sandler 2018, with gates in Howard 2019 and Tan 2019, whose layers drop samples."""
+    """MobileNetV2 (Sandler et al., 2018); with gates EfficientNet (Tan and Le, 2019), whose layers drop samples."""
 
     def layer(stride: int, expansion: int = 4) -> nn.Module:
         # Of a width that is no multiple of 8 where the expansion is 1.
@@ -182,7 +182,8 @@ def _inverted_residuals(
 
 
 def _mobile(width: int, classes: int) -> nn.Module:
-    """Of Howard 2019: the first layers have one activation, the last ones another, and some of each have gates."""
+    """MobileNetV3 (Howard et al., 2019): the first layers have one activation, the last ones another, and some of
+    each have gates."""
 
     def gate() -> nn.Module:
         return Gate(4 * width, nn.ReLU(), nn.Hardsigmoid())
@@ -201,7 +202,7 @@ def _mobile(width: int, classes: int) -> nn.Module:
 def _convolutions(
     width: int, classes: int, activation: Callable[[], nn.Module], pool: Callable[[int], nn.Module]
 ) -> nn.Module:
-    """Convolutions with a bias, and linear layers."""
+    """Convolutions with a bias, then linear layers, as AlexNet and VGG have them."""
     layers = nn.Conv2d(3, width, 3, padding=1), activation(), nn.Conv2d(width, width, 3, padding=1), activation()
     size = 16 * 16 * width
     end = nn.Linear(size, 64), activation(), nn.Dropout(), nn.Linear(64, 64), activation(), nn.Linear(64, classes)
@@ -236,7 +237,7 @@ class Typical:
     side: int = 56
 
     def images(self, number: int) -> Tensor:
-        """So many."""
+        """A batch of ``number`` images of zeros."""
         return torch.zeros(number, self.channels, self.side, self.side)
 
 

@@ -12,7 +12,7 @@ from torch_max_backend.wheel.typical_blocks import DropPath, Residual
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads (Vaswani 2017)."""
+    """Self-attention of several heads (Vaswani et al., 2017)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 
 class ModuleAttention(nn.Module):
-    """Self-attention as PyTorch's module computes it."""
+    """Self-attention by ``torch.nn.MultiheadAttention``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ModuleAttention(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Dosovitskiy 2020, with dropout where it has some; ``module``: with PyTorch's module for attention."""
+    """ViT (Dosovitskiy et al., 2020); ``module``: with ``torch.nn.MultiheadAttention``."""
 
     def __init__(self, width: int, classes: int, dropout: float = 0.0, module: bool = False) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class VisionTransformer(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """Self-attention within square windows, written out, shifted or not (Liu 2021); of cosines, with biases that a
-    network makes of places (Liu 2022)."""
+    """Self-attention within square windows, written out, shifted or not, as in Swin (Liu et al., 2021); ``cosine``: of
+    cosines, with biases that a network makes of places, as in Swin V2 (Liu et al., 2022)."""
 
     numbers: Tensor
     mask: Tensor | None
@@ -117,8 +117,8 @@ class WindowAttention(nn.Module):
 
 
 class WindowBlock(nn.Module):
-    """Attention within windows, and two linear layers, each with a shortcut and a normalization, behind them for
-    cosines."""
+    """A block of Swin: attention within windows, and two linear layers, each with a shortcut and a normalization in
+    front; in Swin V2 the normalization is behind."""
 
     def __init__(self, width: int, side: int, window: int, shift: int, cosine: bool, keep: float) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class WindowBlock(nn.Module):
 
 
 class Merge(nn.Module):
-    """Makes one pixel of 2x2 (Liu 2021); ``sliced``: as four images behind each other."""
+    """Patch merging of Swin: one pixel of 2x2; ``sliced``: as four images behind each other."""
 
     def __init__(self, width: int, cosine: bool, sliced: bool) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Merge(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """Liu 2021 or, of cosines, Liu 2022, in four stages; in the last one a window is the whole image."""
+    """Swin or, of cosines, Swin V2, of four stages; in the last one a window is the whole image."""
 
     def __init__(self, width: int, classes: int, window: int, cosine: bool = False, sliced: bool = False) -> None:
         super().__init__()

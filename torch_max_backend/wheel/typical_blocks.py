@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """The sum of a path and a shortcut, and what follows it."""
+    """The sum of a path and a shortcut, and the activation that follows it."""
 
     def __init__(self, path: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Residual(nn.Module):
 
 
 class Gate(nn.Module):
-    """Squeeze and excitation (Hu 2017)."""
+    """Squeeze and excitation (Hu et al., 2017)."""
 
     def __init__(self, channels: int, activation: nn.Module, gate: nn.Module, inner: int = 8) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Gate(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Leaves out whole samples of a path (Huang 2016)."""
+    """Stochastic depth: leaves out whole samples of a path (Huang et al., 2016)."""
 
     def __init__(self, keep: float) -> None:
         super().__init__()
@@ -59,5 +59,5 @@ def block(
 
 
 def head(channels: int, classes: int) -> list[nn.Module]:
-    """Means over pixels and a linear layer."""
+    """Global average pooling and a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]

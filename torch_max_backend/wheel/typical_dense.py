@@ -12,7 +12,7 @@ from torch_max_backend.wheel.typical_blocks import Residual, block
 
 
 class UNet(nn.Module):
-    """Ronneberger 2015, of two levels, with either way up."""
+    """U-Net (Ronneberger et al., 2015) of two levels, by interpolation or transposed convolutions."""
 
     def __init__(self, width: int, transposed: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class UNet(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """Classes for every pixel (Long 2014), of several dilations side by side (Chen 2017)."""
+    """FCN (Long et al., 2014), with several dilations side by side DeepLabV3 (Chen et al., 2017)."""
 
     def __init__(self, width: int, classes: int, dilated: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class FrozenNorm(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Sums of features of several sizes (Lin 2016), behind residual blocks whose statistics are fixed, as detectors
+    """A feature pyramid network (Lin et al., 2016) behind residual blocks whose statistics are fixed, as detectors
     have them; the first of these do not learn."""
 
     def __init__(self, width: int) -> None:
@@ -111,7 +111,7 @@ class Pyramid(nn.Module):
 
 
 class TimedBlock(nn.Module):
-    """Two convolutions between which a vector is added (Ho 2020)."""
+    """A residual block of a diffusion model's U-Net: the time's embedding is added between its convolutions."""
 
     def __init__(self, inputs: int, outputs: int, vector: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class TimedBlock(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """Self-attention of all pixels, with a shortcut (Ho 2020)."""
+    """Self-attention of all pixels, with a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class PixelAttention(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """UNet of a diffusion model (Ho 2020), of four levels, the lowest with attention."""
+    """The U-Net of a diffusion model (Ho et al., 2020) of four levels, the lowest with attention."""
 
     frequencies: Tensor
 
