@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from torch_max_backend.torch_compat import OpOverload
+
 
 def _scores(
     query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, scale: float, wide: torch.dtype
@@ -117,3 +119,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     scores = query.new_empty(*query.shape[:3], key.shape[2]) if scores_wanted else query.new_empty(0)
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), scores
+
+
+FORWARD: OpOverload = torch.ops.torch_max_backend.attention.default
+BACKWARD: OpOverload = torch.ops.torch_max_backend.attention_backward.default

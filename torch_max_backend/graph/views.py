@@ -11,48 +11,21 @@ from torch.fx import Node
 
 from torch_max_backend.ir.layout import dense_order
 from torch_max_backend.runtime.tensors.interface import View
-
-_VIEWS = frozenset({
-    torch.ops.aten.alias.default,
-    torch.ops.aten.as_strided.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.diagonal.default,
-    torch.ops.aten.expand.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.select.int,
-    torch.ops.aten.slice.Tensor,
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.squeeze.dims,
-    torch.ops.aten.t.default,
-    torch.ops.aten.transpose.int,
-    torch.ops.aten.unbind.int,
-    torch.ops.aten.unfold.default,
-    torch.ops.aten.unsqueeze.default,
-    torch.ops.aten.view.default,
-    operator.getitem,
-})  # fmt: skip
-
-
-#: What they return has a tensor's memory.
-_SEVERAL = frozenset({
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.unbind.int,
-})  # fmt: skip
+from torch_max_backend.torch_compat import OpOverload
 
 
 def whole_of(node: Node) -> Node:
     """The value that ``node`` is a view of in the end; ``node`` itself if it is none."""
-    while _looks_at(node):
+    while is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
-def _looks_at(node: Node) -> bool:
-    if node.op != "call_function" or node.target not in _VIEWS:
-        return False
-    return node.target is not operator.getitem or node.all_input_nodes[0].target in _SEVERAL
+def is_view(node: Node) -> bool:
+    """Whether ``node`` is a view of its operand in eager PyTorch, or one of several."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def looked_at_twice(results: Iterable[object]) -> frozenset[Node]:
@@ -79,7 +52,7 @@ def viewed(node: Node, updated: Collection[Node], shared: Collection[Node] = ())
     if dense_order(fake) is not None:
         return None
     base = node
-    while _looks_at(base):
+    while is_view(base):
         base = base.all_input_nodes[0]
         held = base.meta["val"]
         if isinstance(held, torch.Tensor) and dense_order(held) is not None:

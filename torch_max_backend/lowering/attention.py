@@ -22,7 +22,7 @@ from max.graph import TensorValue
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from torch_max_backend.custom_ops import attention as _  # noqa: F401  (registers the ops)
+from torch_max_backend.custom_ops.attention import BACKWARD, FORWARD
 from torch_max_backend.dtypes import accumulation_dtype, max_dtype
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, Order
@@ -414,7 +414,7 @@ def cudnn_attention_backward(
     return _backward_form(ctx, grad, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
 
 
-@lowering(torch.ops.torch_max_backend.attention.default, layout=Layout.RAW, supports=_supports)
+@lowering(FORWARD, layout=Layout.RAW, supports=_supports)
 def written_attention(
     ctx: LoweringContext,
     query: GraphTensor,
@@ -427,7 +427,7 @@ def written_attention(
     return list(_forward(_Attention.of(ctx, query, key, value, bias, False, scale, hidden_is_nan=True)))
 
 
-@lowering(torch.ops.torch_max_backend.attention_backward.default, layout=Layout.RAW, supports=_supports)
+@lowering(BACKWARD, layout=Layout.RAW, supports=_supports)
 def written_attention_backward(
     ctx: LoweringContext,
     grad: GraphTensor,

@@ -18,9 +18,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torch_max_backend.custom_ops.attention import BACKWARD
 from torch_max_backend.graph.builder import tensors_of
 from torch_max_backend.graph.compiled import outputs_of
 from torch_max_backend.graph.random import is_random
+from torch_max_backend.graph.views import is_view, whole_of
 from torch_max_backend.torch_compat import OpOverload, schema_of
 
 aten = torch.ops.aten
@@ -36,6 +38,13 @@ _BYTES_PER_SECOND, _FLOPS_PER_SECOND = 3.3e12, 4e14
 _MOVES = (aten._to_copy.default, aten.cat.default, aten.constant_pad_nd.default, operator.getitem)
 _ROWS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 _PRODUCTS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
+_ATTENTION_GRADIENTS = (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    BACKWARD,
+)
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,7 @@ def _bases_of_views(sizes: dict[Node, int], twins: dict[Node, Node]) -> dict[Nod
     """
     views: dict[Node, list[Node]] = {}
     for node in sizes:
-        base = node
-        while _is_view(base):
-            base = base.all_input_nodes[0]
+        base = whole_of(node)
         if base is not node and base.op == "call_function" and _is_known(base):
             views.setdefault(base, []).append(node)
     found = {base: (_bytes(base), nodes) for base, nodes in views.items() if len(nodes) > 1 and base not in sizes}
@@ -128,14 +135,7 @@ def _bases_of_views(sizes: dict[Node, int], twins: dict[Node, Node]) -> dict[Nod
 
 def _is_for_attention(argument: Node) -> bool:
     """Whether attention's gradients alone read it."""
-    names = [str(reader.target) for reader in argument.users]
-    return all("attention" in name and "backward" in name for name in names)
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return _is_view(node.all_input_nodes[0])
-    return isinstance(node.target, OpOverload) and node.target.is_view
+    return all(reader.target in _ATTENTION_GRADIENTS for reader in argument.users)
 
 
 def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Recomputation] | None:
@@ -197,12 +197,12 @@ def _can_run_again(node: Node) -> bool:
         return True
     if not isinstance(target, OpOverload) or is_random(node) or schema_of(target).is_mutable:
         return False
-    return _is_view(node) or torch.Tag.pointwise in target.tags
+    return is_view(node) or torch.Tag.pointwise in target.tags
 
 
 def _seconds(value: Node, nodes: Sequence[Node], sources: Sequence[Node]) -> float:
     """Elementwise work reads the sources and writes the value; products and rows stand by themselves."""
-    if all(map(_is_view, nodes)):
+    if all(map(is_view, nodes)):
         return 0.0
     moved = sum(map(_bytes, sources)) + _bytes(value)
     operations = 0.0

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.graph.written_attention.attention_writer import Writer
-from torch_max_backend.graph.written_attention.matrices import Size, argument_of, is_tensor, is_view, shape_of
+from torch_max_backend.graph.written_attention.matrices import Size, argument_of, is_tensor, keeps_order, shape_of
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def _drop_copies(gm: GraphModule) -> None:
             zeros.add(node)
         elif node.target is aten.copy.default and not node.kwargs and _alike(node, b):
             node.replace_all_uses_with(b)
-        elif is_view(node) and a in zeros:
+        elif keeps_order(node) and a in zeros:
             zeros.add(node)
         elif node.target is aten.add.Tensor and not node.kwargs:
             rest = b if a in zeros else a if b in zeros else None
@@ -97,7 +97,7 @@ def _part(node: Node) -> _Part | None:
         part = _part(argument_of(node))
         if bounds is not None and part is not None:
             return part.slice(*bounds)
-    elif node.op == "call_function" and is_view(node):
+    elif node.op == "call_function" and keeps_order(node):
         part = _part(argument_of(node))
         if part is not None and shape_of(argument_of(node)) == shape:
             return part
@@ -158,7 +158,7 @@ def _simplify_assignment(node: Node) -> None:
 
 def _added(value: Node, part: _Part) -> Node | None:
     """What a node adds to a part of a tensor, in the part's shape."""
-    while is_view(value) and shape_of(argument_of(value)) == shape_of(value):
+    while keeps_order(value) and shape_of(argument_of(value)) == shape_of(value):
         value = argument_of(value)
     if value.target is not aten.add.Tensor or value.kwargs:
         return None
@@ -178,9 +178,9 @@ def _with_zeros_refilled(assigned: object, rest: object) -> Node | None:
     """x, where x with zeros in a part of it is added to that part with zeros around."""
     if not isinstance(assigned, Node) or not isinstance(rest, Node) or not (is_tensor(assigned) and is_tensor(rest)):
         return None
-    while is_view(assigned):
+    while keeps_order(assigned):
         assigned = argument_of(assigned)
-    while is_view(rest):
+    while keeps_order(rest):
         rest = argument_of(rest)
     cleared, kept = _cleared(assigned), _kept(rest)
     if cleared is None or cleared[1] != kept:
@@ -195,7 +195,7 @@ def _cleared(node: Node) -> tuple[Node, _Part] | None:
         return None
     into, value, written, _ = found
     value = _source(value)
-    while is_view(value):
+    while keeps_order(value):
         value = argument_of(value)
     if value.target in _FILLED and value.args[1] == 0:
         return into, written

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_max_backend.custom_ops.attention import BACKWARD, FORWARD
 from torch_max_backend.dtypes import FLOATS
 from torch_max_backend.graph.written_attention.assignments import simplify_assignments
 from torch_max_backend.graph.written_attention.attention_writer import BiasShape, Term, Writer
@@ -33,7 +34,7 @@ from torch_max_backend.graph.written_attention.matrices import (
     is_cast,
     is_tensor,
     is_unit,
-    is_view,
+    keeps_order,
     last_view,
     matrices_of,
     same,
@@ -115,7 +116,7 @@ def _scores(node: object) -> _Scores | None:
     if node.target is aten.bmm.default:
         return _Scores(node, nodes=[node])
     factor = factor_of(node)
-    if factor is not None or is_view(node) or is_cast(node):
+    if factor is not None or keeps_order(node) or is_cast(node):
         found = _scores(node.args[0])
         if found is None:
             return None
@@ -185,7 +186,7 @@ class _Read:
                     warm.add(user)
                 if user.op != "call_function" or not is_tensor(user):
                     read.others.append(user)
-                elif is_view(user) or is_cast(user):
+                elif keeps_order(user) or is_cast(user):
                     waiting.append((user, turned, by))
                 elif transposes(user, *((columns, rows) if turned else (rows, columns))):
                     waiting.append((user, not turned, by))
@@ -457,7 +458,7 @@ class _Match:
         if self.scores.temperature is not None and self.temperature is not None:
             by = new.total([self.scores.temperature], self.temperature)
             operands[0] = new.product(plain, by)
-        called = new.call(torch.ops.torch_max_backend.attention.default, *operands, bias, scale)
+        called = new.call(FORWARD, *operands, bias, scale)
         output, sums = (new.call(operator.getitem, called, number) for number in range(2))
         self._replace(new, self.output, output)
         if backward is None:
@@ -465,9 +466,7 @@ class _Match:
         new = Writer(backward.first, self.batch)
         grad = new.rows(backward.grad.source())
         wanted = backward.scores_wanted
-        called = new.call(
-            torch.ops.torch_max_backend.attention_backward.default, grad, *operands, bias, output, sums, scale, wanted
-        )
+        called = new.call(BACKWARD, grad, *operands, bias, output, sums, scale, wanted)
         of_query = new.call(operator.getitem, called, 0)
         if backward.query is not None:
             self._replace(new, backward.query, of_query if by is None else new.product(of_query, by))

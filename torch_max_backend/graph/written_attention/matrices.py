@@ -78,7 +78,7 @@ def _moved(node: Node) -> list[int]:
     return [dim for dim in places if not is_unit(shape[dim])]
 
 
-def is_view(node: Node) -> bool:
+def keeps_order(node: Node) -> bool:
     """Whether the node has its argument's elements in the same order."""
     if node.target in _VIEWS:
         source = node.args[0]
@@ -146,7 +146,7 @@ class Matrices:
             yield at
             node = at.node
             rows, columns = (at.columns, at.rows) if at.turned else (at.rows, at.columns)
-            if is_view(node):
+            if keeps_order(node):
                 at = Matrices(argument_of(node), at.rows, at.columns, at.turned)
             elif transposes(node, columns, rows):
                 at = Matrices(argument_of(node), at.rows, at.columns, not at.turned)
@@ -200,7 +200,7 @@ def last_view(node: Node, rows: int, columns: int) -> tuple[Node, bool]:
         (user,) = node.users
         if user.op != "call_function" or not is_tensor(user):
             break
-        if not is_view(user):
+        if not keeps_order(user):
             if not transposes(user, rows, columns):
                 break
             turned, rows, columns = not turned, columns, rows
