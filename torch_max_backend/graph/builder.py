@@ -49,7 +49,7 @@ from torch_max_backend.runtime.memory.packs import Packing, packed_arguments
 from torch_max_backend.runtime.tensors.interface import BuiltGraph, InputSpec, OutputSpec, WriteSpec
 from torch_max_backend.torch_compat import OpOverload
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Call, Operation
+from torch_max_backend.typed_graph.operations import Operation
 from torch_max_backend.typed_graph.read import read
 
 
@@ -196,9 +196,8 @@ class GraphBuilder:
                 self.layouts.node = "output"
                 outputs, results = self._outputs(nodes[-1], placeholders)
                 writes = self._written(placeholders, results)
-                typed = read(graph, results) if self.listed else None
-                if typed is not None:
-                    _note_lines(typed, nodes)
+                by_name = {node.name: node for node in nodes}
+                typed = read(graph, results, lambda name: _line(by_name.get(name))) if self.listed else None
                 graph.output(*results)
             # An argument that is returned as it is, is no result of the model's.
             reusable = self.reusable - {spec.passthrough for spec in outputs}
@@ -401,12 +400,9 @@ class GraphBuilder:
         return specs
 
 
-def _note_lines(graph: TypedGraph, nodes: Sequence[Node]) -> None:
-    """Tells calls that may have to name the user's line which one it is."""
-    by_name = {node.name: node for node in nodes}
-    for operation in graph.operations:
-        if isinstance(operation, Call) and operation.reports and operation.node in by_name:
-            operation.line = user_line(by_name[operation.node]) or ""
+def _line(node: Node | None) -> str:
+    """The line of the user's code, "" if it is not known."""
+    return "" if node is None else user_line(node) or ""
 
 
 def _refused_nodes(operations: Mapping[Operation, str], nodes: Sequence[Node]) -> dict[Node, str]:

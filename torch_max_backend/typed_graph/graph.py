@@ -47,7 +47,7 @@ class TypedGraph:
         if new:
             for operation in self.operations:
                 if any(operand in new for operand in operation.operands):
-                    operation.operands = tuple(new.get(operand, operand) for operand in operation.operands)
+                    _set(operation, operands=tuple(new.get(operand, operand) for operand in operation.operands))
             self.results = tuple(new.get(result, result) for result in self.results)
         self._drop_unread(set(gone))
         self._sort()
@@ -60,7 +60,7 @@ class TypedGraph:
         for argument in self.arguments:
             argument.readers = []
         for position, operation in enumerate(self.operations):
-            operation.position = position
+            _set(operation, position=position)
             for operand in operation.operands:
                 operand.readers.append(operation)
 
@@ -102,3 +102,9 @@ class TypedGraph:
                 order.append(operation)
                 waiting.pop()
         self.operations = order
+
+
+def _set(operation: Operation, **attributes: object) -> None:
+    """Changes what the graph keeps of an operation, which is immutable to passes: others hold the operation itself."""
+    for name, value in attributes.items():
+        object.__setattr__(operation, name, value)

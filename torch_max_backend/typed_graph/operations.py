@@ -53,9 +53,9 @@ class Value:
         return Value(dtype or self.dtype, self.shape if shape is None else tuple(shape), self.device)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Operation:
-    """What makes values. Its attributes never change, but for what ``TypedGraph`` keeps: operands, position.
+    """What makes values. Immutable, but for what ``TypedGraph`` keeps: operands and position.
 
     Attributes:
         operands: the values that it reads.
@@ -89,7 +89,7 @@ class Operation:
         return f"{self.name}({', '.join(shapes)})"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Constant(Operation):
     """Values that are known now.
 
@@ -121,24 +121,24 @@ def values_of(value: Value) -> np.ndarray | None:
     return value.maker.values if isinstance(value.maker, Constant) else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Reshape(Operation):
     """The operand's elements in their order, under another shape."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Broadcast(Operation):
     """The operand, repeated along its dimensions of one element, and along new ones in front."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Transpose(Operation):
     """Dimension i of the result is dimension ``axes[i]`` of the operand."""
 
     axes: tuple[int, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Slice(Operation):
     """From ``starts`` on (negative ones count from the end), every ``steps``-th element; steps are positive."""
 
@@ -146,7 +146,7 @@ class Slice(Operation):
     steps: tuple[int, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Pad(Operation):
     """The operand with ``filler`` around it; ``paddings`` are those in front and behind, dimension by dimension."""
 
@@ -154,14 +154,14 @@ class Pad(Operation):
     filler: np.generic
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Concat(Operation):
     """The operands one behind the other along ``axis``."""
 
     axis: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Pointwise(Operation):
     """``function`` (``typed_graph.scalars``) of operands that broadcast to the result's shape."""
 
@@ -172,7 +172,7 @@ class Pointwise(Operation):
         return self.function
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Reduction(Operation):
     """The operand along ``axis``, which has one element in the result: "add", "mul", "max" or "min"."""
 
@@ -184,12 +184,12 @@ class Reduction(Operation):
         return f"reduce.{self.kind}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Transfer(Operation):
     """A copy on another device."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Unlisted(Operation):
     """What launch lists do not have, by MAX's name for it."""
 
@@ -219,7 +219,7 @@ class Result:
 Word: TypeAlias = int | Operand | Result
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, frozen=True)
 class Call(Operation):
     """A call of a library function.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from max.graph import Dim, Graph, StaticDim, TensorValue
@@ -37,13 +38,20 @@ from torch_max_backend.typed_graph.scalars import FUNCTIONS
 _REDUCTIONS = {f"reduce.{kind}": kind for kind in ("add", "mul", "max", "min")}
 
 
-def read(graph: Graph, results: Sequence[TensorValue]) -> TypedGraph:
-    """What ``graph``, which has no output yet, computes to return ``results``."""
-    return _Reader(graph).read(results)
+def read(graph: Graph, results: Sequence[TensorValue], line_of: Callable[[str], str] = lambda node: "") -> TypedGraph:
+    """What ``graph``, which has no output yet, computes to return ``results``.
+
+    Args:
+        graph: with the notes that lowerings left.
+        results: its values that leave.
+        line_of: the line of the user's code that an FX node of this name was made for, "" if it is not known.
+    """
+    return _Reader(graph, line_of).read(results)
 
 
 class _Reader:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, line_of: Callable[[str], str]) -> None:
+        self._line_of = line_of
         self._block = block_of(graph)
         self._notes: Notes = notes_of(graph)
         self._values: dict[Any, Value] = {}
@@ -54,7 +62,9 @@ class _Reader:
         for handle, origin in zip(self._block, self._notes.origins(self._block), strict=True):
             operation = self._operation(handle)
             if operation is not None:
-                operation.node, operation.op = origin.node, origin.op
+                operation = replace(operation, node=origin.node, op=origin.op)
+                if isinstance(operation, Call) and operation.reports:
+                    operation = replace(operation, line=self._line_of(origin.node))
                 operations.append(operation)
         return TypedGraph(arguments, operations, [self._values[key_of(result)] for result in results])
 
