@@ -30,7 +30,7 @@ ALLOCATION = "thp:always,dirty_decay_ms:-1,narenas:2"
 
 #: Files whose tests share a compilation with those whose ids begin alike, up to a hyphen; the tests of other files
 #: share one.
-BY_ID = ("test_targets.py", "test_training.py", "test_programs.py")
+BY_ID = ("test_targets.py", "test_training.py", "test_training_scripts.py")
 
 #: Scopes in the order in which workers take them: the longest first, so that no worker waits for another at the end.
 LONGEST_FIRST = (

@@ -1,7 +1,7 @@
-"""Training programs as people write them, ten to fifty steps: losses, outputs, metrics, parameters and buffers are as
+"""Training scripts as people write them, ten to fifty steps: losses, outputs, metrics, parameters and buffers are as
 near to float64 as eager PyTorch's.
 
-Each program runs in one setting by default, chosen so that all settings occur, and most with PyTorch's kernels;
+Each script runs in one setting by default, chosen so that all settings occur, and most with PyTorch's kernels;
 ``TORCH_MAX_BACKEND_CASES=all`` runs each in all of its settings, with our kernels.
 """
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.harness import ALL_CASES
-from tests.programs.runner import Run, Setting, differences
+from tests.training_scripts.runner import Run, Setting, differences
 
 PLAIN = Setting()
 AMP = Setting(amp=True)
@@ -26,7 +26,7 @@ AMP_LAST = Setting(amp=True, channels_last=True)
 
 
 @dataclass(frozen=True)
-class Program:
+class Script:
     """A module of this package, and how it is run.
 
     Attributes:
@@ -45,25 +45,25 @@ class Program:
     strict: bool = True
 
 
-PROGRAMS = {
-    "classification": Program((AMP_LAST, PLAIN)),
-    "finetune": Program((PLAIN, AMP)),
-    "lightning_module": Program((LAST, AMP)),
-    "trainer": Program((PLAIN, AMP)),
-    "simclr": Program((AMP, LAST), built=True),
-    "dino": Program((PLAIN, AMP)),
-    "crnn": Program((PLAIN, AMP)),
-    "super_resolution": Program((AMP_LAST, PLAIN)),
-    "flow": Program((PLAIN, LAST), truth=False),
-    "sngan": Program((PLAIN, AMP)),
-    "vae": Program((PLAIN, LAST), truth=False),
-    "monai_segmentation": Program((PLAIN,), needs=("monai",)),
-    "smp_losses": Program((LAST, PLAIN), needs=("segmentation_models_pytorch",)),
-    "yolo": Program((PLAIN,), needs=("cv2", "ultralytics")),
-    "diffusion": Program((PLAIN, AMP), needs=("diffusers",)),
-    "glow": Program((PLAIN, AMP), strict=False),
+SCRIPTS = {
+    "classification": Script((AMP_LAST, PLAIN)),
+    "finetune": Script((PLAIN, AMP)),
+    "lightning_module": Script((LAST, AMP)),
+    "trainer": Script((PLAIN, AMP)),
+    "simclr": Script((AMP, LAST), built=True),
+    "dino": Script((PLAIN, AMP)),
+    "crnn": Script((PLAIN, AMP)),
+    "super_resolution": Script((AMP_LAST, PLAIN)),
+    "flow": Script((PLAIN, LAST), truth=False),
+    "sngan": Script((PLAIN, AMP)),
+    "vae": Script((PLAIN, LAST), truth=False),
+    "monai_segmentation": Script((PLAIN,), needs=("monai",)),
+    "smp_losses": Script((LAST, PLAIN), needs=("segmentation_models_pytorch",)),
+    "yolo": Script((PLAIN,), needs=("cv2", "ultralytics")),
+    "diffusion": Script((PLAIN, AMP), needs=("diffusers",)),
+    "glow": Script((PLAIN, AMP), strict=False),
     # oneDNN's weight gradient of a 3-D convolution in bfloat16 now and then has a NaN, in eager PyTorch too.
-    "nnunet": Program((LAST, PLAIN)),
+    "nnunet": Script((LAST, PLAIN)),
 }
 
 
@@ -84,20 +84,20 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 CASES = [
     (name, setting)
-    for name, program in PROGRAMS.items()
-    for setting in (program.settings if ALL_CASES else program.settings[:1])
+    for name, script in SCRIPTS.items()
+    for setting in (script.settings if ALL_CASES else script.settings[:1])
 ]
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES, ids=[f"{name}-{setting}" for name, setting in CASES])
 def test_program(name: str, setting: Setting) -> None:
-    program = PROGRAMS[name]
-    for package in program.needs:
+    script = SCRIPTS[name]
+    for package in script.needs:
         pytest.importorskip(package, reason=f"the project does not depend on {package}")
-    main = importlib.import_module(f"tests.programs.{name}").main
+    main = importlib.import_module(f"tests.training_scripts.{name}").main
     runs = []
-    for contender in ("ours", "eager", "float64") if program.truth else ("ours", "eager"):
-        runs.append(Run(contender, setting, strict=program.strict, built=program.built or ALL_CASES))
+    for contender in ("ours", "eager", "float64") if script.truth else ("ours", "eager"):
+        runs.append(Run(contender, setting, strict=script.strict, built=script.built or ALL_CASES))
         main(runs[-1])
     assert not differences(*runs[:2], runs[-1])
 

@@ -12,8 +12,8 @@ from monai.networks.utils import one_hot
 from monai.utils import set_determinism
 from torch import nn
 
-from tests.programs.nnunet import volumes
-from tests.programs.runner import Run
+from tests.training_scripts.nnunet import volumes
+from tests.training_scripts.runner import Run
 
 CLASSES, PATCH, STEPS = 3, (16, 16, 16), 10
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.optical_flow import raft_small
 
-from tests.programs.runner import Run
+from tests.training_scripts.runner import Run
 
 SIDE, BATCH, STEPS, REFINEMENTS, GAMMA = 128, 1, 10, 2, 0.8
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, SIDE, BATCH, EPOCHS, TEMPERATURE = 4, 32, 16, 4, 0.5
 

@@ -14,8 +14,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, SIDE = 4, 32
 

@@ -13,8 +13,8 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import ModelEmaV3, accuracy, dispatch_clip_grad, random_seed
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, SIDE, BATCH, EPOCHS, ACCUMULATED = 4, 32, 8, 4, 2
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 PATCH, BATCH, STEPS, SCALE = 12, 8, 20, 2
 

@@ -12,8 +12,8 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, LARGE, SMALL, BATCH, EPOCHS, PROTOTYPES = 4, 32, 16, 8, 3, 32
 

@@ -10,8 +10,8 @@ from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.loss import v8DetectionLoss
 from ultralytics.utils.torch_utils import ModelEMA
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, SIDE, BATCH, STEPS = 4, 64, 4, 10
 

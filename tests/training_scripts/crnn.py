@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.programs.runner import Run
+from tests.training_scripts.runner import Run
 
 DIGITS, HEIGHT, COLUMNS, LONGEST, BATCH, STEPS = 5, 16, 48, 5, 6, 15
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 SIDE, BATCH, EPOCHS, LATENT = 16, 8, 5, 6
 

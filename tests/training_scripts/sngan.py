@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 SIDE, LATENT, BATCH, STEPS, CRITIC_STEPS = 16, 12, 8, 10, 2
 

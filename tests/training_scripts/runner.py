@@ -1,6 +1,6 @@
-"""What runs a program three times from one seed: compiled, in eager PyTorch, and in eager PyTorch in float64.
+"""What runs a script three times from one seed: compiled, in eager PyTorch, and in eager PyTorch in float64.
 
-A program is a module with ``main(run)``: a training script as people write it, which asks its ``Run`` for what scripts
+A script is a module with ``main(run)``: a training script as people write it, which asks its ``Run`` for what scripts
 have as arguments (``to``, ``compile``, ``autocast``) and reports to it as to a logger (``track``, ``log``).
 """
 
@@ -27,7 +27,7 @@ FACTOR = 3.0
 #: two pooled values is larger, and a gradient by several hundredths.
 MOVED = {"float32": 1e-2, "bfloat16": 5e-2}
 #: How far eager's own numbers may be from float64, in tolerances. Further off, rounding has grown with the steps, and a
-#: comparison says nothing: the program wants a smaller step size.
+#: comparison says nothing: the script wants a smaller step size.
 STEADY = 20.0
 
 Placed = TypeVar("Placed", nn.Module, torch.Tensor)
@@ -36,7 +36,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Setting:
-    """How a program is run: autocast in bfloat16 or not, and in which memory format."""
+    """How a script is run: autocast in bfloat16 or not, and in which memory format."""
 
     amp: bool = False
     channels_last: bool = False
@@ -131,7 +131,7 @@ def size(value: torch.Tensor) -> float:
 def differences(ours: Run, eager: Run, truth: Run) -> list[str]:
     """What is further from ``truth`` than the rule allows, and what eager PyTorch itself does not hold steady.
 
-    ``truth`` is eager's run where a program has no run in float64.
+    ``truth`` is eager's run where a script has no run in float64.
     """
     dtype = "bfloat16" if ours.setting.amp else "float32"
     tolerance = TOLERANCE[dtype]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.programs.runner import Run
+from tests.training_scripts.runner import Run
 
 CLASSES, PATCH, BATCH, STEPS, WIDTHS = 3, (8, 16, 16), 2, 12, (4, 8, 16)
 

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torchvision.models import ShuffleNetV2
 from torchvision.transforms import v2
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 CLASSES, SIDE, BATCH, EPOCHS = 4, 48, 8, 3
 

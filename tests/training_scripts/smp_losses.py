@@ -6,8 +6,8 @@ from __future__ import annotations
 import segmentation_models_pytorch as smp
 import torch
 
-from tests.programs.data import discs
-from tests.programs.runner import Run
+from tests.training_scripts.data import discs
+from tests.training_scripts.runner import Run
 
 SIDE, BATCH, STEPS = 64, 4, 10
 
