@@ -13,8 +13,6 @@ from torch_max_backend.graph.compiled import CompiledGraph
 CPU = "cpu"
 PLACES = (CPU, *TARGETS)
 """What graphs can be made for."""
-MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By rank."""
 
 
 class WithLoss(nn.Module):

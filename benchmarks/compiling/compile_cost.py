@@ -25,7 +25,8 @@ from rich.table import Table
 
 from benchmarks import records, zoo
 from benchmarks.records import cpu_seconds
-from benchmarks.step_graphs import CPU, MEMORY_FORMATS, PLACES, WithLoss, step_graphs
+from benchmarks.step_graphs import CPU, PLACES, WithLoss, step_graphs
+from benchmarks.steps import MEMORY_FORMATS
 from torch_max_backend.ahead import TARGETS
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction, required
 from torch_max_backend.runtime.building import libraries

@@ -26,10 +26,11 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import ROOT, records, zoo
+from benchmarks.contenders import EAGER, INDUCTOR, MAX, caches_in, compiled
 from benchmarks.records import cpu_seconds
-from benchmarks.training.training_step import drawn, stepper, timed
+from benchmarks.steps import drawn, stepper, timed
 
-CONTENDERS = ("max", "inductor", "eager")
+CHOSEN = (MAX, INDUCTOR, EAGER)
 STATES = ("empty", "filled")
 PREBUILT = "prebuilt"
 MARK = "first step: "
@@ -44,17 +45,14 @@ def _step(contender: str, model: str, batch: int, size: int, device: str, amp: s
     # What the device's libraries do once for a process is nobody's compilation.
     torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3, device=where), torch.ones(1, 1, 3, 3, device=where)).sum().item()
     before = cpu_seconds()
-    runner = own if contender == "eager" else torch.compile(own, backend=contender)
-    seconds = timed(stepper(own, runner, x, y, amp == "bf16"), where)
+    seconds = timed(stepper(own, compiled(own, contender), x, y, amp == "bf16"), where)
     return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu_seconds() - before, 1)}
 
 
 def _in_a_process(arguments: list[str], folder: Path, prebuilt: Path | None) -> dict[str, Any]:
-    kept = {"TORCH_MAX_BACKEND_CACHE_DIR": "max", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    environment = {**os.environ, **{name: str(folder / part) for name, part in kept.items()}}
-    environment["TORCH_MAX_BACKEND_PREBUILT"] = "" if prebuilt is None else str(prebuilt.resolve())
-    # MAX keeps compiled kernels there.
-    environment["HOME"] = environment["XDG_CACHE_HOME"] = str(folder / "home")
+    environment = {**os.environ, **caches_in(folder)}
+    if prebuilt is not None:
+        environment["TORCH_MAX_BACKEND_PREBUILT"] = str(prebuilt.resolve())
     command = [sys.executable, "-m", "benchmarks", "first_step", "--here", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -69,7 +67,7 @@ def measure(
     size: Annotated[int, typer.Option(min=0, help="height and width of an image; 0 for the model's own")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     amp: Annotated[str, typer.Option(help="none or bf16")] = "none",
-    contender: Annotated[list[str], typer.Option(help="which; may be given again")] = list(CONTENDERS),  # noqa: B006
+    contender: Annotated[list[str], typer.Option(help="which; may be given again")] = list(CHOSEN),  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     prebuilt: Annotated[Path | None, typer.Option(help="kernels that a wheel carries")] = None,
     state: Annotated[
@@ -82,15 +80,15 @@ def measure(
 ) -> None:
     """Measures and prints."""
     zoo.refuse_unknown([model])
-    zoo.refuse_unknown(contender, CONTENDERS, "contender")
+    zoo.refuse_unknown(contender, CHOSEN, "contender")
     if here:
         print(MARK + json.dumps(_step(contender[0], model, batch, size, device, amp)))
         return
     facts: dict[str, Any] = {"model": model, "batch": batch, "size": size, "device": device, "amp": amp}
     chosen = [text for name, value in facts.items() for text in (f"--{name}", str(value))]
-    states = {name: STATES[:1] if name == "eager" else STATES for name in contender}
-    if prebuilt is not None and "max" in states:
-        states["max"] = (*STATES, PREBUILT)
+    states = {name: STATES[:1] if name == EAGER else STATES for name in contender}
+    if prebuilt is not None and MAX in states:
+        states[MAX] = (*STATES, PREBUILT)
     zoo.refuse_unknown(state, (*STATES, PREBUILT), "state")
     if "filled" in state and "empty" not in state:
         raise typer.BadParameter("--state filled needs --state empty, whose run fills the caches")
@@ -98,7 +96,7 @@ def measure(
     taken: dict[tuple[str, str], list[dict[str, Any]]] = {run: [] for run in runs}
     for turn in track(range(rounds), "rounds", console=Console(stderr=True)):
         with tempfile.TemporaryDirectory() as scratch:
-            for name, each in runs if turn % 2 == 0 else sorted(runs, key=lambda run: (run[0] == "max", run[1])):
+            for name, each in runs if turn % 2 == 0 else sorted(runs, key=lambda run: (run[0] == MAX, run[1])):
                 folder = Path(scratch) / (f"{name}, {PREBUILT}" if each == PREBUILT else name)
                 folder.mkdir(exist_ok=True)
                 load = round(os.getloadavg()[0], 1)

@@ -27,7 +27,8 @@ from torch import nn
 from benchmarks import records, zoo
 from benchmarks.compiling.launch_differences import compared
 from benchmarks.compiling.ptx import compiled_kernels
-from benchmarks.step_graphs import CPU, MEMORY_FORMATS, PLACES, WithLoss, step_graphs
+from benchmarks.step_graphs import CPU, PLACES, WithLoss, step_graphs
+from benchmarks.steps import MEMORY_FORMATS
 from benchmarks.training.step_bytes import BATCHES
 from torch_max_backend.fusion.program import Program
 from torch_max_backend.graph.compiled import CompiledGraph

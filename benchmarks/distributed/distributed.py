@@ -35,7 +35,8 @@ import typer
 from rich.console import Console
 
 from benchmarks import ROOT, records, zoo
-from benchmarks.distributed.process import CONTENDERS, DDP, FSDP, NONE, OURS, SPLIT, Case, How, contenders_of, run
+from benchmarks.contenders import MAX, MAX_SPLIT
+from benchmarks.distributed.process import CHOSEN, DDP, FSDP, NONE, Case, How, contenders_of, run
 from benchmarks.records import Results
 from benchmarks.suites.worker import words_of
 
@@ -68,7 +69,7 @@ def add(results: Results, case: Case, row: dict[str, Any]) -> None:
 
 def alone(results: Results, case: Case) -> float | None:
     """Seconds of a queued step of one process alone."""
-    contender = OURS if case.contender == SPLIT else case.contender
+    contender = MAX if case.contender == MAX_SPLIT else case.contender
     row = results.get(asdict(replace(case, engine=NONE, gpus=1, sync=False, contender=contender)))
     return row["queued_seconds"] if row and "error" not in row else None
 
@@ -188,7 +189,7 @@ def measure(
     gpus: Annotated[list[int], typer.Option(min=1, help="processes")] = [1, 2],  # noqa: B006
     model: Annotated[list[str], typer.Option(help=f"any of {', '.join(zoo.MODELS)}")] = list(BATCHES),  # noqa: B006
     engine: Annotated[list[str], typer.Option(help="ddp or fsdp")] = [DDP],  # noqa: B006
-    contender: Annotated[list[str], typer.Option(help=f"any of {'; '.join(CONTENDERS)}")] = list(CONTENDERS),  # noqa: B006
+    contender: Annotated[list[str], typer.Option(help=f"any of {'; '.join(CHOSEN)}")] = list(CHOSEN),  # noqa: B006
     batch: Annotated[int, typer.Option(min=0, help="images of each process; 0 for the model's own number")] = 0,
     size: Annotated[int, typer.Option(min=0, help="height and width of an image; 0 for the model's own")] = 0,
     device: Annotated[str, typer.Option(help="cuda, with NCCL, or cpu, with gloo")] = "cuda",
@@ -205,7 +206,7 @@ def measure(
     hard = until or time.time() + 60 * minutes
     zoo.refuse_unknown(model)
     for name, values, allowed in (
-        ("engine", engine, (DDP, FSDP)), ("contender", contender, CONTENDERS), ("device", [device], ("cpu", "cuda")),
+        ("engine", engine, (DDP, FSDP)), ("contender", contender, CHOSEN), ("device", [device], ("cpu", "cuda")),
         ("amp", [amp], ("none", "bf16")),
     ):  # fmt: skip
         for value in values:

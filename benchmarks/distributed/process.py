@@ -22,10 +22,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.training.training_step import MEMORY_FORMATS, drawn, release, stepper, timed
+from benchmarks.contenders import EAGER, INDUCTOR, MAX, MAX_CAPTURED, MAX_SPLIT, compiled
+from benchmarks.steps import MEMORY_FORMATS, drawn, queued, release, stepper, timed
 
-EAGER, OURS, SPLIT, CAPTURED, INDUCTOR = "eager", "max", "max, split", "max, captured", "inductor"
-CONTENDERS = (EAGER, OURS, SPLIT, CAPTURED, INDUCTOR)
+CHOSEN = (EAGER, MAX, MAX_SPLIT, MAX_CAPTURED, INDUCTOR)
 DDP, FSDP, NONE = "ddp", "fsdp", "none"
 #: A captured backward graph is recorded in its fifth call; DDP makes its buckets anew in the second step.
 WARM = 6
@@ -41,7 +41,7 @@ class Case:
     Attributes:
         model: its name in the zoo.
         engine: "ddp" or "fsdp"; "none" for one process, which adds nothing up.
-        contender: one of ``CONTENDERS``.
+        contender: one of ``CHOSEN``.
         gpus: how many processes there are.
         batch: images of each process.
         sync: batch normalization over all processes.
@@ -83,8 +83,8 @@ class How:
 def contenders_of(engine: str, gpus: int, chosen: Iterable[str]) -> list[str]:
     """Those of ``chosen`` that differ there: DDP alone has buckets to cut a graph at, and FSDP moves its parameters."""
     if gpus == 1:
-        return [name for name in chosen if name != SPLIT]
-    return [name for name in chosen if engine == DDP or name not in (SPLIT, CAPTURED)]
+        return [name for name in chosen if name != MAX_SPLIT]
+    return [name for name in chosen if engine == DDP or name not in (MAX_SPLIT, MAX_CAPTURED)]
 
 
 def units(model: nn.Module) -> Iterator[nn.Module]:
@@ -113,14 +113,7 @@ def sharded(model: nn.Module, device: torch.device) -> nn.Module:
 
 def wrapped(model: nn.Module, case: Case, how: How, device: torch.device) -> Callable[..., torch.Tensor]:
     """The model as the contender runs it in several processes."""
-    compiled = functools.partial(torch.compile, dynamic=False)
-    own = {
-        EAGER: lambda module: module,
-        OURS: functools.partial(compiled, backend="max"),
-        SPLIT: functools.partial(compiled, backend="max"),
-        CAPTURED: functools.partial(compiled, backend="max", mode="reduce-overhead"),
-        INDUCTOR: functools.partial(compiled, backend="inductor"),
-    }[case.contender]
+    own = functools.partial(compiled, name=case.contender, dynamic=False)
     if case.engine == NONE:
         return own(model)
     if case.engine == FSDP:
@@ -132,14 +125,14 @@ def wrapped(model: nn.Module, case: Case, how: How, device: torch.device) -> Cal
         gradient_as_bucket_view=True,
     )
     # PyTorch recommends to compile what DDP has wrapped; with ours the model is compiled in one piece.
-    return ddp(own(model)) if case.contender in (EAGER, OURS, CAPTURED) else own(ddp(model))
+    return ddp(own(model)) if case.contender in (EAGER, MAX, MAX_CAPTURED) else own(ddp(model))
 
 
 def measured(case: Case, how: How, device: torch.device) -> dict[str, Any]:
     """Times of one contender's steps on all processes: the row without the names."""
     torch._dynamo.reset()
     # Dynamo cuts graphs at the ends of DDP's buckets otherwise, wherever the model is compiled.
-    torch._dynamo.config.optimize_ddp = case.contender in (SPLIT, INDUCTOR)
+    torch._dynamo.config.optimize_ddp = case.contender in (MAX_SPLIT, INDUCTOR)
     base, x, y = drawn(case.model, case.batch, how.size, device)
     # Each process has images of its own.
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1 + dist.get_rank())).to(device)
@@ -166,7 +159,7 @@ def measured(case: Case, how: How, device: torch.device) -> dict[str, Any]:
     rounds = []
     for _ in range(ROUNDS):
         dist.barrier()
-        rounds.append(timed(lambda: [step() for _ in range(how.steps)], device) / how.steps)  # type: ignore[arg-type,misc]
+        rounds.append(queued(step, how.steps, device))
     row["queued_seconds"] = statistics.median(rounds)
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated()

@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 
 from benchmarks import records
+from benchmarks.contenders import INDUCTOR, MAX, compiled
 from torch_max_backend import backend
 from torch_max_backend.bench.memory import available_bytes, cache_bytes
 from torch_max_backend.bench.timing import interleaved, set_count
@@ -149,9 +150,9 @@ def _own(function: Call) -> Call:
 
 def _compiled(function: Call, amp: torch.dtype | None, inputs: Sequence[Any]) -> dict[str, Call]:
     contenders = {
-        "taken": torch.compile(_own(function), backend="max", dynamic=False),
-        "products": torch.compile(_own(function), backend="max", dynamic=False),
-        "inductor": torch.compile(_own(function), dynamic=False),
+        "taken": compiled(_own(function), MAX, dynamic=False),
+        "products": compiled(_own(function), MAX, dynamic=False),
+        INDUCTOR: compiled(_own(function), INDUCTOR, dynamic=False),
     }
     for name, call in contenders.items():
         # While graphs are recorded the cache, which does not know of the patch, is not asked.
@@ -202,7 +203,7 @@ def measure(problem: Problem, amp: torch.dtype | None, device: torch.device, run
         "dtype": TORCH_TO_MAX[dtype].name,
         **{f"{name}_ms": round(seconds * 1e3, 4) for name, seconds in times.items()},
         "over_products": round(times["taken"] / times["products"], 3),
-        "over_inductor": round(times["taken"] / times["inductor"], 3),
+        "over_inductor": round(times["taken"] / times[INDUCTOR], 3),
         "errors": errors,
     }
 

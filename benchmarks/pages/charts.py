@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contenders import EAGER, INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, label
 from benchmarks.pages.gpu_step_tables import STEPS
 from benchmarks.pages.parts import read
 from benchmarks.pages.suite_tables import speeds
 from benchmarks.pages.tables import kind_of, zoo_rows
 from benchmarks.training.training_zoo import ratio
+
+#: The color and the opacity of a contender's bars.
+_LOOKS = {INDUCTOR: ("C7", 0.6), INDUCTOR_CAPTURED: ("C7", 1.0), MAX: ("C0", 0.6), MAX_CAPTURED: ("C0", 1.0)}
 
 
 @contextlib.contextmanager
@@ -53,17 +57,13 @@ def steps_of_models(target: Path) -> None:
 def steps_on_a_gpu(target: Path) -> None:
     """Images a second of training steps over eager PyTorch's, by model: a bar for each contender."""
     rows = read(STEPS)["rows"]
-    contenders = {
-        "inductor": ("Inductor", "C7", 0.6), "inductor, CUDA graphs": ("Inductor, CUDA graphs", "C7", 1.0),
-        "max": ("ours", "C0", 0.6), "max, captured": ("ours, captured", "C0", 1.0),
-    }  # fmt: skip
     steps = [row["median_seconds"] for row in rows]
-    width = 0.8 / len(contenders)
+    width = 0.8 / len(_LOOKS)
     with _bars(target, 3.6, [f"{row['model']}, {row['batch']}" for row in rows]) as axis:
-        for number, (who, (label, color, alpha)) in enumerate(contenders.items()):
+        for number, (who, (color, alpha)) in enumerate(_LOOKS.items()):
             places = [model + (number + 0.5) * width - 0.4 for model in range(len(rows))]
-            speeds = [step["eager"] / step[who] for step in steps]
-            axis.bar(places, speeds, width, color=color, alpha=alpha, label=label)
+            speeds = [step[EAGER] / step[who] for step in steps]
+            axis.bar(places, speeds, width, color=color, alpha=alpha, label=label(who))
         axis.set_ylabel("images/s over eager's")
         axis.legend(fontsize="x-small", ncols=4, loc="upper left")
         axis.set_ylim(0, 3.2)
@@ -73,16 +73,12 @@ def suites(target: Path) -> None:
     """The mean speed over eager PyTorch's, by suite: a bar for each contender."""
     if not (found := speeds()):
         return
-    contenders = {
-        "Inductor": ("C7", 0.6), "Inductor, CUDA graphs": ("C7", 1.0),
-        "ours": ("C0", 0.6), "ours, captured": ("C0", 1.0),
-    }  # fmt: skip
-    width = 0.8 / len(contenders)
+    width = 0.8 / len(_LOOKS)
     with _bars(target, 3.6, list(found)) as axis:
-        for number, (who, (color, alpha)) in enumerate(contenders.items()):
-            bars = [(place, each[who]) for place, each in enumerate(found.values()) if who in each]
+        for number, (who, (color, alpha)) in enumerate(_LOOKS.items()):
+            bars = [(place, each[label(who)]) for place, each in enumerate(found.values()) if label(who) in each]
             places = [place + (number + 0.5) * width - 0.4 for place, _ in bars]
-            axis.bar(places, [speed for _, speed in bars], width, color=color, alpha=alpha, label=who)
+            axis.bar(places, [speed for _, speed in bars], width, color=color, alpha=alpha, label=label(who))
         axis.set_ylabel("speed over eager's, geometric mean")
         axis.legend(fontsize="x-small", ncols=4, loc="upper left")
 

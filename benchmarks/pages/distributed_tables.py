@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.distributed.process import CAPTURED, EAGER, INDUCTOR, NONE, OURS, SPLIT
+from benchmarks.contenders import EAGER, INDUCTOR, MAX, MAX_CAPTURED, MAX_SPLIT, label
+from benchmarks.distributed.process import NONE
 from benchmarks.pages.parts import grid, origin, read
 
 LABELS = {
-    EAGER: "eager", INDUCTOR: "Inductor", OURS: "ours, `DDP(compile(model))`", CAPTURED: "the same, captured",
-    SPLIT: "ours, `compile(DDP(model))`",
+    EAGER: label(EAGER), INDUCTOR: label(INDUCTOR), MAX: "ours, `DDP(compile(model))`",
+    MAX_CAPTURED: "the same, captured", MAX_SPLIT: "ours, `compile(DDP(model))`",
 }  # fmt: skip
 Row = Mapping[str, Any]
 Setting = tuple[str, int, str, bool, int]
@@ -39,7 +40,7 @@ def rows_of(found: list[Row]) -> list[list[str]]:
     for (model, batch, engine, sync, gpus), by_contender in settings.items():
         alone = settings.get((model, batch, NONE, False, 1), {})
         words = [model, str(batch), *([] if engine == NONE else [engine.upper()]), *(["SyncBatchNorm"] if sync else [])]
-        cells = [_cell(by_contender.get(who), alone.get(OURS if who == SPLIT else who)) for who in LABELS]
+        cells = [_cell(by_contender.get(who), alone.get(MAX if who == MAX_SPLIT else who)) for who in LABELS]
         rows.append([", ".join(words), str(gpus), *cells, _over_inductor(by_contender)])
     # One process, then the engines.
     return sorted(rows, key=lambda cells: (cells[0].split(",")[0], cells[0], int(cells[1])))
@@ -61,7 +62,7 @@ def _cell(row: Row | None, alone: Row | None) -> str:
 
 
 def _over_inductor(by_contender: Mapping[str, Row]) -> str:
-    ours, theirs = by_contender.get(OURS), by_contender.get(INDUCTOR)
+    ours, theirs = by_contender.get(MAX), by_contender.get(INDUCTOR)
     if not ours or not theirs or "error" in ours or "error" in theirs:
         return ""
     return f"{ours['queued_seconds'] / theirs['queued_seconds']:.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.contenders import EAGER, INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, PAIRS, label
 from benchmarks.pages.parts import grid, mean, origin, read
 from benchmarks.training import step_memory
 from benchmarks.training.step_bytes import BYTES_PER_MS
@@ -20,15 +21,16 @@ def step_of(model: str) -> dict[str, Any]:
     return next(row for row in read(STEPS)["rows"] if row["model"] == model)
 
 
-def over_inductor() -> list[tuple[float, float]]:
+def over_inductor() -> list[tuple[float, ...]]:
     """Our time over Inductor's of each step: plain, and both as device graphs."""
     steps = [row["median_seconds"] for row in read(STEPS)["rows"]]
-    return [(step["max"] / step["inductor"], step["max, captured"] / step["inductor, CUDA graphs"]) for step in steps]
+    captured, plain = PAIRS
+    return [tuple(step[ours] / step[theirs] for ours, theirs in (plain, captured)) for step in steps]
 
 
 def training_steps_gpu() -> str:
     """One row for each model, and the means of our time over the other's."""
-    contenders = ("eager", "inductor", "max", "inductor, CUDA graphs", "max, captured")
+    contenders = (EAGER, INDUCTOR, MAX, INDUCTOR_CAPTURED, MAX_CAPTURED)
     ratios = over_inductor()
     rows = []
     for row, both in zip(read(STEPS)["rows"], ratios, strict=True):
@@ -36,7 +38,7 @@ def training_steps_gpu() -> str:
         cells = [f"{step:.1f} ({queued:.1f})" for step, queued in times]
         rows.append([f"{row['model']}, {row['batch']}", *cells, *(f"{ratio:.2f}" for ratio in both)])
     rows.append(["geometric mean", *[""] * len(contenders), *map(mean, zip(*ratios, strict=True))])
-    header = ["ms a step (queued)", "eager", "Inductor", "ours", "Inductor, CUDA graphs", "ours, captured"]
+    header = ["ms a step (queued)", *map(label, contenders)]
     return grid([*header, "ours over Inductor", "captured over CUDA graphs"], rows) + origin(STEPS)
 
 

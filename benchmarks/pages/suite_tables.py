@@ -7,15 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.contenders import EAGER, MAX, MAX_CAPTURED, PAIRS, label
 from benchmarks.pages.parts import grid, origin, read
-from benchmarks.suites.suite import CONTENDERS
-from benchmarks.suites.worker import EAGER
-from benchmarks.training.training_step import PAIRS
+from benchmarks.suites.suite import CHOSEN
 
-LABELS = {
-    EAGER: "eager", "max": "ours", "max, captured": "ours, captured", "inductor": "Inductor",
-    "inductor, CUDA graphs": "Inductor, CUDA graphs",
-}  # fmt: skip
 #: The suites by which PyTorch judges its compilers.
 PYTORCHS = ("timm", "torchbench")
 #: PyTorch's statistics do not count what lies in its graphs' pools.
@@ -75,7 +70,7 @@ def speeds() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name in files():
         models = rows_of(name)
-        each = {LABELS[who]: speedups(models, who) for who in CONTENDERS[read(name)["device"]] if who != EAGER}
+        each = {label(who): speedups(models, who) for who in CHOSEN[read(name)["device"]] if who != EAGER}
         found[_kind(name)] = {who: statistics.geometric_mean(some) for who, some in each.items() if some}
     return found
 
@@ -100,7 +95,7 @@ def suites() -> str:
             waits = [row["first_step_s"] for row in mine if passes(row) and row["first_step_s"] is not None]
             over = [] if who in (EAGER, best) else ratios(models, "step_ms", who, best)
             rows.append([
-                first, LABELS[who], f"{passed} of {len(mine)}",
+                first, label(who), f"{passed} of {len(mine)}",
                 _mean(speedups(models, who), statistics.geometric_mean), _mean(over, statistics.geometric_mean),
                 _mean(waits, statistics.fmean, 1),
                 "" if who == UNCOUNTED else _mean(ratios(models, "peak_gib", who, EAGER), statistics.geometric_mean),
@@ -114,7 +109,7 @@ def suites() -> str:
 
 def _measured(name: str, models: Models) -> list[str]:
     """The contenders that have a row."""
-    return [who for who in CONTENDERS[read(name)["device"]] if any(who in each for each in models.values())]
+    return [who for who in CHOSEN[read(name)["device"]] if any(who in each for each in models.values())]
 
 
 def _theirs(models: Models) -> str:
@@ -141,9 +136,9 @@ def _models(name: str) -> str:
         lists = (", ".join(filter(None, each)) for each in (waits, sizes, taken))
         cells = [f"{model}, {batch}", *steps, ratio, *lists]
         rows.append([*cells, "; ".join(notes(found)).replace("|", "\\|")])
-    header = ["model, batch", *(f"{LABELS[who]}, ms" for who in contenders), "over Inductor",
+    header = ["model, batch", *(f"{label(who)}, ms" for who in contenders), "over Inductor",
               "first step s: ours, Inductor", "GiB: eager, ours, Inductor",
-              f"GiB reserved: {', '.join(LABELS[who] for who in contenders)}", "notes"]  # fmt: skip
+              f"GiB reserved: {', '.join(label(who) for who in contenders)}", "notes"]  # fmt: skip
     return grid(header, rows)
 
 
@@ -170,17 +165,17 @@ def notes(found: Mapping[str, Row]) -> Iterable[str]:
     """Why a model fails, is slower than with Inductor, or does not run as launch lists alone."""
     for who, row in found.items():
         if "error" in row:
-            yield f"{LABELS[who]} fails: {row['error']}"
+            yield f"{label(who)} fails: {row['error']}"
         elif not row["right"]:
-            yield f"{LABELS[who]} is wrong in {', '.join(row['wrong'][:2])}"
+            yield f"{label(who)} is wrong in {', '.join(row['wrong'][:2])}"
         elif not row["sharp"] and who.startswith("max"):
             ours, theirs = ("not a number" if each is None else f"{each:.2g}" for each in row["errors"])
-            yield f"{LABELS[who]}: {row['worst']} is off by {ours} of its size, eager's by {theirs}"
+            yield f"{label(who)}: {row['worst']} is off by {ours} of its size, eager's by {theirs}"
     for ours, theirs in PAIRS:
         ratio = _over(found, ours, theirs)
         if ratio is not None and ratio > SLOWER:
-            yield f"{LABELS[ours]} is slower than {LABELS[theirs]} ({ratio:.2f})"
-    plain = found.get("max") or found.get("max, captured", {})
+            yield f"{label(ours)} is slower than {label(theirs)} ({ratio:.2f})"
+    plain = found.get(MAX) or found.get(MAX_CAPTURED, {})
     for op, reason in plain.get("left_to_pytorch", {}).items():
         yield f"{op} stays in PyTorch: {reason}"
     if plain.get("compiled_by_max"):

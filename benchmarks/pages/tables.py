@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.contenders import EAGER, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_FROZEN, MAX, MAX_CAPTURED
 from benchmarks.pages.distributed_tables import distributed
 from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.pages.suite_tables import suite_models, suite_ratios, suites
-from benchmarks.training.optimizer_step import CONTENDERS
-from benchmarks.training.step_memory import CONTENDERS as MEMORY_CONTENDERS
-from benchmarks.training.step_memory import over_eager
-from benchmarks.training.training_step import FROZEN
+from benchmarks.training.optimizer_step import CHOSEN
+from benchmarks.training.step_memory import ON_CPU, over_eager
 from benchmarks.training.training_zoo import ratio
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
@@ -62,7 +61,7 @@ def first_steps() -> str:
                 f"{seconds[who, caches]:.1f}" if (who, caches) in seconds else ""
                 for caches in ("empty", "prebuilt", "filled")
             ]
-            rows.append([f"{document['model']}, {document['batch']}" if who == "max" else "", who, *cells])
+            rows.append([f"{document['model']}, {document['batch']}" if who == MAX else "", who, *cells])
     header = ["model", "backend", "caches empty, s", "with a wheel's kernels, s", "caches filled, s"]
     return grid(header, rows) + origin(*names)
 
@@ -84,10 +83,10 @@ def optimizer_steps() -> str:
     for name in names:
         document = read(name)
         for row in document["rows"]:
-            times = [f"{row['milliseconds'][each]:.1f}" for each in CONTENDERS]
+            times = [f"{row['milliseconds'][each]:.1f}" for each in CHOSEN]
             counts = [str(row[each]) for each in ("launches", "copies")]
             rows.append([f"{document['model']}, {row['optimizer']}", *counts, *times])
-    return grid(["step", "launches", "copies", *(f"{each}, ms" for each in CONTENDERS)], rows) + origin(*names)
+    return grid(["step", "launches", "copies", *(f"{each}, ms" for each in CHOSEN)], rows) + origin(*names)
 
 
 def summary() -> str:
@@ -99,10 +98,10 @@ def summary() -> str:
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
     dashboard = suite_ratios()
-    prebuilt = _waited("first_step_h200_resnet50_bf16", "prebuilt")["max"]
+    prebuilt = _waited("first_step_h200_resnet50_bf16", "prebuilt")[MAX]
     rows = [
-        ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet["max"] / resnet["inductor"]),
-        ("the same: first step with a wheel's kernels", "H200", "Inductor", prebuilt / first["inductor"]),
+        ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet[MAX] / resnet[INDUCTOR]),
+        ("the same: first step with a wheel's kernels", "H200", "Inductor", prebuilt / first[INDUCTOR]),
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
         (f"{len(dashboard)} models of PyTorch's suites, as device graphs", "H200", "Inductor, CUDA graphs", dashboard),
@@ -142,7 +141,7 @@ def training_steps() -> str:
             machine += f", PyTorch on one thread, load average {document['load_average']}"
         rows += [
             [
-                f"{document['model']}, {document['batch']} of {size}, {amp}, {machine}" if who == "max" else "",
+                f"{document['model']}, {document['batch']} of {size}, {amp}, {machine}" if who == MAX else "",
                 who,
                 f"{step[who] * 1e3:.1f}",
                 f"{document['batch'] / step[who]:.0f}",
@@ -153,7 +152,7 @@ def training_steps() -> str:
         ]
         if "captured" in document:
             captured = document["captured"]["median_seconds"]
-            best = captured["max, captured"]
+            best = captured[MAX_CAPTURED]
             rows += [
                 [
                     "" if number else f"{document['model']} as above, {document['captured']['what']}",
@@ -173,8 +172,8 @@ def training_curves() -> str:
     names = [f"training_curves_h200_{amp}" for amp in ("bf16", "fp16")]
     rows = []
     for row in (row for name in names for row in read(name)["rows"]):
-        losses = row["losses"]["eager"]
-        apart = (f"{row[who][what]:.0e}" for who in ("max", "inductor") for what in ("first", "end"))
+        losses = row["losses"][EAGER]
+        apart = (f"{row[who][what]:.0e}" for who in (MAX, INDUCTOR) for what in ("first", "end"))
         rows.append([row["amp"], row["model"], str(row["batch"]), f"{losses[0]:.2f} to {losses[-1]:.2f}", *apart])
     header = ["autocast", "model", "batch", "eager's loss"]
     header += [f"{who}, {what}" for who in ("ours", "Inductor") for what in ("first step", "last ten")]
@@ -199,7 +198,7 @@ def kind_of(mode: str, amp: str, batch: int) -> str:
 def training_zoo() -> str:
     """One row for each model; the last one of each kind and batch is its geometric mean."""
     names = sorted(path.stem for path in RESULTS.glob("training_zoo_*.json"))
-    others = ("eager", "eager, channels_last", "inductor", FROZEN)
+    others = (EAGER, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_FROZEN)
     rows = []
     for kind, steps in zoo_rows().items():
         for number, row in enumerate(steps):
@@ -208,7 +207,7 @@ def training_zoo() -> str:
             rows.append([
                 kind_of(*kind) if number == 0 else "",
                 f"{row['model']}, {size}",
-                *(f"{seconds[who] * 1e3:.1f}" if who in seconds else "" for who in ("max", *others)),
+                *(f"{seconds[who] * 1e3:.1f}" if who in seconds else "" for who in (MAX, *others)),
                 f"{ratio(row):.2f}",
             ])  # fmt: skip
         if len(steps) > 1:
@@ -225,13 +224,13 @@ def step_memory() -> str:
     rows = [
         [
             f"{row['model']}, batch {row['batch']}, {'float32' if row['amp'] == 'none' else row['amp'] + ' autocast'}",
-            *(f"{row['step_bytes'][who] / 2**20:.0f}" for who in MEMORY_CONTENDERS),
+            *(f"{row['step_bytes'][who] / 2**20:.0f}" for who in ON_CPU),
             f"{over_eager(row):.2f}",
         ]
         for name in names
         for row in read(name)["rows"]
     ]
-    header = ["step", *(f"{who}, MiB" for who in MEMORY_CONTENDERS), "ours over eager's"]
+    header = ["step", *(f"{who}, MiB" for who in ON_CPU), "ours over eager's"]
     return grid(header, rows) + origin(*names)
 
 

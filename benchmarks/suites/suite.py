@@ -30,18 +30,14 @@ import typer
 from rich.console import Console
 
 from benchmarks import ROOT, zoo
+from benchmarks.contenders import EAGER, INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, caches_in
 from benchmarks.records import Results
 from benchmarks.suites.accuracy import RULE, tolerance
 from benchmarks.suites.models import suites
-from benchmarks.suites.worker import EAGER, MARK, Settings, command
-from benchmarks.training.training_step import CAPTURED
+from benchmarks.suites.worker import MARK, Settings, command
 
 #: By device; ours plain comes before ours captured, which then finds its kernels, and so does Inductor.
-CONTENDERS = {
-    "cpu": (EAGER, "max", "inductor"),
-    "cuda": (EAGER, "max", "max, captured", "inductor", "inductor, CUDA graphs"),
-}
-assert set(CAPTURED) < set(CONTENDERS["cuda"])
+CHOSEN = {"cpu": (EAGER, MAX, INDUCTOR), "cuda": (EAGER, MAX, MAX_CAPTURED, INDUCTOR, INDUCTOR_CAPTURED)}
 #: Of a round's time; the rest is for measuring.
 COMPILING = 0.7
 #: Seconds that a round needs at least, and that the end of all processes may take.
@@ -68,10 +64,7 @@ class Worker:
         self._errors = own / "stderr"
         environment = dict(os.environ)
         if not keep_caches:
-            caches = {"TORCH_MAX_BACKEND_CACHE_DIR": "max", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-            caches |= {"TRITON_CACHE_DIR": "triton", "HOME": "home", "XDG_CACHE_HOME": "home"}
-            environment |= {name: str(own / part) for name, part in caches.items()}
-            environment["TORCH_MAX_BACKEND_PREBUILT"] = ""
+            environment |= caches_in(own)
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = environment["TORCH_MAX_BACKEND_COMPILE_CORES"] = str(cores)
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
@@ -204,18 +197,18 @@ def measure(
     """Measures what is missing in the result file."""
     hard = time.time() + 60 * minutes - ENDING
     known = suites()
-    allowed = {"suite": tuple(known), "device": tuple(CONTENDERS), "amp": ("none", "bf16"),
+    allowed = {"suite": tuple(known), "device": tuple(CHOSEN), "amp": ("none", "bf16"),
                "mode": ("training", "inference"), "caches": ("empty", "kept")}  # fmt: skip
     settings = {"suite": suite, "device": device, "amp": amp, "mode": mode}
     for name, value in {**settings, "caches": caches}.items():
         zoo.refuse_unknown([value], allowed[name], name)
     zoo.refuse_unknown([name for name in model if ":" not in name], tuple(known[suite]))
-    zoo.refuse_unknown(contender, CONTENDERS[device], "contender")
+    zoo.refuse_unknown(contender, CHOSEN[device], "contender")
     facts = {**settings, "cudnn_benchmark": search, "channels_last": device == "cuda", "caches": caches,
              "tolerance": tolerance(suite, mode, amp), "rule": RULE}  # fmt: skip
     results = Results(output, facts, key=("model", "contender"), order=("model",), retry=retry_failed)
     console = Console(soft_wrap=True)
-    contenders = contender or CONTENDERS[device]
+    contenders = contender or CHOSEN[device]
     cores = len(os.sched_getaffinity(0))
     width = side_by_side or max(1, cores // 2)
     plain = Settings(

@@ -12,7 +12,6 @@ import fcntl
 import gc
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,16 +24,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks import records
+from benchmarks.contenders import CONTENDERS, EAGER, MAX, compiled
+from benchmarks.steps import MEMORY_FORMATS, in_turns, queued, release, timed
 from benchmarks.suites import accuracy
 from benchmarks.suites.case import Batch, Case, without_dropout
 from benchmarks.suites.models import find
-from benchmarks.training.training_step import MEMORY_FORMATS, compiled, release, timed
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.graph.compiled import CompiledGraph
 
 MARK = "suite: "
-EAGER = "eager"
-OURS = "max"
 #: Ours records a device graph in its third forward and its fifth backward call, Inductor in its second.
 WARM = 6
 ROUNDS, MIN_ROUNDS, QUEUED = 11, 3, 12
@@ -269,7 +267,7 @@ class Measured:
                 row["first_step_s"] = round(timed(step, self.device), 2)
             if again:
                 row["first_step_s"] = None
-            if name.startswith(OURS):
+            if CONTENDERS[name].backend == MAX:
                 row |= notes(graphs)
             own.zero_grad(set_to_none=True)
         except Exception as error:
@@ -333,23 +331,15 @@ class Measured:
 
     def _time(self) -> None:
         """Medians of rounds in which the contenders take turns, and on a GPU of steps in a queue."""
-        taken: dict[str, list[float]] = {name: [] for name in self.steps}
-        begun = time.monotonic()
-        for turn in range(ROUNDS):
-            if turn >= MIN_ROUNDS and time.monotonic() - begun > BUDGET[self.device.type]:
-                break
-            for name in list(self.steps):
-                try:
-                    taken[name].append(timed(self.steps[name], self.device))
-                except Exception as error:
-                    self._failed(name, error)
-        for name in list(self.steps):
-            self.rows[name]["step_ms"] = round(statistics.median(taken[name]) * 1e3, 3)
-            self.rows[name]["rounds"] = len(taken[name])
+        budget = BUDGET[self.device.type]
+        times = in_turns(
+            dict(self.steps), ROUNDS, self.device, least=MIN_ROUNDS, budget=budget, failed=self._failed
+        )  # fmt: skip
+        for name, each in times.items():
+            self.rows[name]["step_ms"] = round(each.median * 1e3, 3)
+            self.rows[name]["rounds"] = len(each.wall)
             if self.device.type == "cuda":
-                step = self.steps[name]
-                seconds = timed(lambda step=step: [step() for _ in range(QUEUED)], self.device)  # type: ignore[misc]
-                self.rows[name]["queued_ms"] = round(seconds / QUEUED * 1e3, 3)
+                self.rows[name]["queued_ms"] = round(queued(self.steps[name], QUEUED, self.device) * 1e3, 3)
 
 
 def run(chosen: Settings) -> None:

@@ -27,8 +27,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks import records
+from benchmarks.steps import release
 from benchmarks.training.step_memory import give_back, resident
-from benchmarks.training.training_step import release
 
 #: Grows and shrinks, and has odd numbers and one.
 BATCHES = (1, 2, 5, 8, 16, 24, 32, 27, 16, 9, 4, 2)

@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import records, zoo
+from benchmarks.contenders import EAGER_FOREACH, EAGER_FUSED, INDUCTOR, MAX, compiled
 from torch_max_backend import backend
 from torch_max_backend.bench.timing import interleaved
 from torch_max_backend.graph.compiled import CompiledGraph
@@ -32,7 +33,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "AdamW": (torch.optim.AdamW, {"lr": 1e-5}),
     "AdamW, clipped": (torch.optim.AdamW, {"lr": 1e-5}),
 }
-CONTENDERS = ("max", "inductor", "eager foreach", "eager fused")
+CHOSEN = (MAX, INDUCTOR, EAGER_FOREACH, EAGER_FUSED)
 
 
 def _stepper(
@@ -43,7 +44,7 @@ def _stepper(
             nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         optimizer.step()
 
-    return step if contender.startswith("eager") else torch.compile(step, backend=contender)
+    return compiled(step, contender)
 
 
 def _counts(step: Callable[[], object], graphs: list[CompiledGraph]) -> dict[str, int]:
@@ -74,19 +75,19 @@ def _row(kind: str, parameters: list[nn.Parameter], device: torch.device, runs: 
     make, settings = OPTIMIZERS[kind]
     steps: dict[str, list[Callable[[], object]]] = {}
     counts: dict[str, int] = {}
-    for contender in CONTENDERS:
+    for contender in CHOSEN:
         torch.compiler.reset()
         own = copy.deepcopy(parameters)
         for each in own:
             each.grad = torch.randn_like(each)
         capturable = {} if device.type == "cpu" or make is torch.optim.SGD else {"capturable": True}
-        which = {"fused": True} if contender == "eager fused" else {"foreach": True, **capturable}
+        which = {"fused": True} if contender == EAGER_FUSED else {"foreach": True, **capturable}
         step = _stepper(own, make(own, **settings, **which), "clipped" in kind, contender)
         with backend.recorded_graphs() as graphs:
             # The first step with momenta makes them.
             for _ in range(3):
                 step()
-        if contender == "max":
+        if contender == MAX:
             counts = _counts(step, graphs)
         steps[contender] = [step]
     times = interleaved(steps, runs, device)
@@ -108,9 +109,9 @@ def measure(
     torch.manual_seed(0)
     parameters = list(zoo.MODELS[model][0]().to(where).parameters())
     rows = [_row(kind, parameters, where, runs) for kind in optimizer]
-    table = Table("optimizer", "launches", "copies", *CONTENDERS, title=f"{model}, {device}, ms")
+    table = Table("optimizer", "launches", "copies", *CHOSEN, title=f"{model}, {device}, ms")
     for row in rows:
-        times = [f"{row['milliseconds'][name]:.2f}" for name in CONTENDERS]
+        times = [f"{row['milliseconds'][name]:.2f}" for name in CHOSEN]
         table.add_row(row["optimizer"], str(row.get("launches", "")), str(row.get("copies", "")), *times)
     Console().print(table)
     if json_file is not None:

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, zoo
-from benchmarks.step_graphs import MEMORY_FORMATS, step_graphs
+from benchmarks.step_graphs import step_graphs
+from benchmarks.steps import MEMORY_FORMATS
 from torch_max_backend.ahead import TARGETS
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.launch_list.traffic import Kernel, Traffic, kernels_by_entry, traffic

@@ -35,13 +35,23 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, zoo
+from benchmarks.contenders import (
+    EAGER,
+    EAGER_CHANNELS_LAST,
+    INDUCTOR,
+    INDUCTOR_CAPTURED,
+    MAX,
+    MAX_CAPTURED,
+    PAIRS,
+    compiled,
+)
+from benchmarks.steps import MEMORY_FORMATS, drawn, release, stepper
 from benchmarks.training.step_bytes import BATCHES
-from benchmarks.training.training_step import CHANNELS_LAST, MEMORY_FORMATS, PAIRS, compiled, drawn, release, stepper
 from benchmarks.training.training_zoo import SIZES
 from torch_max_backend.runtime.launching.runner import drop_workspaces
 
-CONTENDERS = ("max", "eager", CHANNELS_LAST, "inductor")
-ON_GPU = ("max", "max, captured", CHANNELS_LAST, "inductor", "inductor, CUDA graphs")
+ON_CPU = (MAX, EAGER, EAGER_CHANNELS_LAST, INDUCTOR)
+ON_GPU = (MAX, MAX_CAPTURED, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_CAPTURED)
 #: Ours on a GPU, and what each is compared with.
 RIVALS = dict(reversed(PAIRS))
 WARM, MEASURED = 3, 3
@@ -75,7 +85,7 @@ def rise(model: str, who: str, batch: int, amp: str) -> int:
     base, x, y = drawn(model, batch, SIZES[model], torch.device("cpu"))
     own = copy.deepcopy(base)
     del base
-    if who == CHANNELS_LAST:
+    if who == EAGER_CHANNELS_LAST:
         own, x = own.to(memory_format=MEMORY_FORMATS[x.dim()]), x.to(memory_format=MEMORY_FORMATS[x.dim()])
     step = stepper(own, compiled(own, who), x, y, amp == "bf16")
     for _ in range(WARM):
@@ -123,7 +133,7 @@ def _apart(measured: str, model: str, who: str, batch: int, amp: str) -> Any:
 def over_eager(row: dict[str, Any]) -> float:
     """Our bytes over those of eager PyTorch, in the memory format that needs less."""
     rises = row["step_bytes"]
-    return rises["max"] / min(rises["eager"], rises[CHANNELS_LAST])
+    return rises[MAX] / min(rises[EAGER], rises[EAGER_CHANNELS_LAST])
 
 
 def over_inductor(row: dict[str, Any], who: str, kind: str) -> float | None:
@@ -149,16 +159,16 @@ def _on_cpu(model: list[str], batch: list[int], amp: list[str], json_file: Path 
             facts = {"steps": MEASURED, "torch_threads": torch.get_num_threads(), "failed": failed}
             records.write(json_file, {**facts, **records.provenance(torch.device("cpu")), "rows": rows})
 
-    table = Table("model", "batch", "amp", *(f"{who}, MiB" for who in CONTENDERS), "ours over eager's")
+    table = Table("model", "batch", "amp", *(f"{who}, MiB" for who in ON_CPU), "ours over eager's")
     for kind, images, name in itertools.product(amp, batch, model):
-        found = {who: _apart("rise", name, who, images, kind) for who in CONTENDERS}
+        found = {who: _apart("rise", name, who, images, kind) for who in ON_CPU}
         if None in found.values():
             failed.append(f"{name}, batch {images}, amp {kind}")
             console.print(f"{failed[-1]}: failed")
             continue
         rows.append({"model": name, "batch": images, "amp": kind, "step_bytes": found})
         write()
-        sizes = [f"{(found[who] or 0) / 2**20:.1f}" for who in CONTENDERS]
+        sizes = [f"{(found[who] or 0) / 2**20:.1f}" for who in ON_CPU]
         words = [name, str(images), kind, *sizes, f"{over_eager(rows[-1]):.2f}"]
         console.print(" ".join(words))
         table.add_row(*words)

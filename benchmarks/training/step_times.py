@@ -23,8 +23,9 @@ from torch._functorch import config as functorch_config
 
 import torch_max_backend
 from benchmarks import records, zoo
+from benchmarks.contenders import MAX, compiled
+from benchmarks.steps import MEMORY_FORMATS, drawn, queued, stepper
 from benchmarks.training.step_bytes import BATCHES, BYTES_PER_MS
-from benchmarks.training.training_step import MEMORY_FORMATS, drawn, queued, stepper
 from torch_max_backend.backend import recorded_graphs
 from torch_max_backend.launch_list.traffic import kernels_by_entry, traffic
 
@@ -40,10 +41,10 @@ def measured(model: str, batch: int) -> dict[str, Any]:
     torch.compiler.reset()
     # A program from the cache has no graph to count.
     with recorded_graphs() as graphs, functorch_config.patch(enable_autograd_cache=False):
-        step = stepper(base, torch.compile(base, backend="max"), x, y, amp=True)
+        step = stepper(base, compiled(base, MAX), x, y, amp=True)
         step()
-    queued(step, _STEPS)
-    whole = [queued(step, _STEPS) for _ in range(_ROUNDS)]
+    queued(step, _STEPS, device)
+    whole = [queued(step, _STEPS, device) for _ in range(_ROUNDS)]
     with torch_max_backend.launch_times() as times:
         for _ in range(5):
             step()

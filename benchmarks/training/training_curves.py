@@ -22,9 +22,10 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks import records, zoo
-from benchmarks.training.training_step import MEMORY_FORMATS, drawn
+from benchmarks.contenders import EAGER, INDUCTOR, MAX, compiled
+from benchmarks.steps import MEMORY_FORMATS, drawn
 
-CONTENDERS = ("eager", "max", "inductor")
+CHOSEN = (EAGER, MAX, INDUCTOR)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: Different batches, each seen again and again, so that there is something to learn.
 BATCHES = 4
@@ -85,16 +86,15 @@ def measure(
         x = x + (means.unsqueeze(1) if name in zoo.PIXELWISE else means.view(-1, *[1] * (x.dim() - 1)))
         x, y = x.unflatten(0, (BATCHES, batch)), y.unflatten(0, (BATCHES, batch))
         losses: dict[str, list[float]] = {}
-        for who in CONTENDERS:
+        for who in CHOSEN:
             torch._dynamo.reset()
             own = copy.deepcopy(base)
-            call = own if who == "eager" else torch.compile(own, backend=who)
-            losses[who] = [round(value, 5) for value in curve(own, call, x, y, kind, steps)]
-        apart = {who: distance(losses[who], losses["eager"]) for who in CONTENDERS if who != "eager"}
+            losses[who] = [round(value, 5) for value in curve(own, compiled(own, who), x, y, kind, steps)]
+        apart = {who: distance(losses[who], losses[EAGER]) for who in CHOSEN if who != EAGER}
         row = {"model": name, "amp": kind, "batch": batch, "shape": tuple(x.shape[2:]), **apart, "losses": losses}
         rows.append(row)
         words = [f"{who}: " + ", ".join(f"{key} {value:.1e}" for key, value in apart[who].items()) for who in apart]
-        console.print(f"{name}, {kind}: {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}; " + "; ".join(words))
+        console.print(f"{name}, {kind}: {losses[EAGER][0]:.3f} to {losses[EAGER][-1]:.3f}; " + "; ".join(words))
         if json_file is not None:
             records.write(json_file, {"steps": steps, **records.provenance(where), "rows": rows})
 

@@ -13,119 +13,31 @@ is timed with frozen weights, too, which no other contender may take for constan
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import gc
-import inspect
 import os
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from benchmarks import records, zoo
-from torch_max_backend.runtime.launching.runner import drop_workspaces
-
-CHANNELS_LAST = "eager, channels_last"
-"""The contender whose model and images are channels_last."""
-PAIRS = (("max, captured", "inductor, CUDA graphs"), ("max", "inductor"))
-"""Ours and Inductor's that are compared, device graphs first."""
-MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By rank."""
-CAPTURED = {"max, captured": "max", "inductor, CUDA graphs": "inductor"}
-"""Contenders that replay device graphs, and their backends."""
-FROZEN = "inductor, frozen"
-"""Inductor with the weights as constants: filters are scaled and laid out once, and new weights are not seen."""
-
-
-def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A model by its name with images and labels for it, from a fixed seed; ``size`` 0 stands for the model's own."""
-    make, shape = zoo.MODELS[model]
-    if size:
-        shape = (*shape[:-2], size, size)
-    torch.manual_seed(0)
-    takes_size = size and "img_size" in inspect.signature(make).parameters
-    made = (functools.partial(make, img_size=size) if takes_size else make)().to(device)
-    labels = torch.randint(0, 2, (batch, *shape[1:])) if model in zoo.PIXELWISE else torch.randint(0, 10, (batch,))
-    return made, torch.randn(batch, *shape, device=device), labels.to(device)
-
-
-def stepper(
-    model: nn.Module, runner: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor, amp: bool
-) -> Callable[[], None]:
-    """One training step as a function."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-    def step() -> None:
-        context = torch.autocast(x.device.type, torch.bfloat16) if amp else contextlib.nullcontext()
-        optimizer.zero_grad(set_to_none=True)
-        with context:
-            loss = F.cross_entropy(runner(x), y)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def inference(runner: Callable[..., torch.Tensor], x: torch.Tensor, amp: bool) -> Callable[[], None]:
-    """One forward pass without gradients as a function."""
-
-    def step() -> None:
-        with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=amp):
-            runner(x)
-
-    return step
-
-
-def compiled(model: nn.Module, name: str) -> Callable[..., torch.Tensor]:
-    """The model as a contender runs it."""
-    if name.startswith("eager"):
-        return model
-    if name == FROZEN:
-        return torch.compile(model, backend="inductor", options={"freezing": True})
-    if name in CAPTURED:
-        return torch.compile(model, backend=CAPTURED[name], mode="reduce-overhead")
-    return torch.compile(model, backend=name)
-
-
-def release(device: torch.device) -> None:
-    """Gives memory back that nobody holds: to the system, or to the GPU."""
-    gc.collect()
-    drop_workspaces()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-def queued(step: Callable[[], None], count: int) -> float:
-    """Seconds of each of ``count`` steps on a GPU, where the host waits for the last one only."""
-
-    def steps() -> None:
-        for _ in range(count):
-            step()
-
-    return timed(steps, torch.device("cuda")) / count
-
-
-def timed(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one step, device work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+from benchmarks.contenders import (
+    EAGER,
+    EAGER_CHANNELS_LAST,
+    INDUCTOR,
+    INDUCTOR_CAPTURED,
+    INDUCTOR_FROZEN,
+    MAX,
+    MAX_CAPTURED,
+    compiled,
+)
+from benchmarks.steps import MEMORY_FORMATS, drawn, in_turns, inference, queued, stepper, timed
 
 
 @dataclass(frozen=True)
@@ -144,9 +56,9 @@ def _warmed(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ha
         torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else 0
     own = copy.deepcopy(model)
-    if name == "max":
+    if name == MAX:
         torch._dynamo.reset()
-    if name == CHANNELS_LAST:
+    if name == EAGER_CHANNELS_LAST:
         own, x = (each.to(memory_format=MEMORY_FORMATS[x.dim()]) for each in (own, x))
     runner = compiled(own, name)
     step = stepper(own, runner, x, y, half) if mode == "training" else inference(runner, x, half)
@@ -158,21 +70,6 @@ def _warmed(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ha
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info(x.device)[0]
     return _Warmed(step, first, round(taken / 2**30, 2))
-
-
-def _in_turns(
-    contenders: Mapping[str, Callable[[], None]], rounds: int, device: torch.device
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Medians of each contender's seconds a step, and of its seconds on the processor."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    computing: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, step in contenders.items():
-            begun = time.process_time()
-            times[name].append(timed(step, device))
-            computing[name].append(time.process_time() - begun)
-    medians = [{name: statistics.median(values) for name, values in each.items()} for each in (times, computing)]
-    return medians[0], medians[1]
 
 
 def train(
@@ -201,27 +98,29 @@ def train(
     shape = tuple(x.shape[1:])
     if channels_last:
         base, x = (each.to(memory_format=MEMORY_FORMATS[x.dim()]) for each in (base, x))
-    names = ["max", "eager", *(["inductor"] if inductor else [])]
+    names = [MAX, EAGER, *([INDUCTOR] if inductor else [])]
     if where.type == "cpu" and not channels_last:
-        names.insert(2, CHANNELS_LAST)
+        names.insert(2, EAGER_CHANNELS_LAST)
     if where.type == "cuda":
-        names.extend(name for name, backend in CAPTURED.items() if backend in names)
+        names += [MAX_CAPTURED, *([INDUCTOR_CAPTURED] if inductor else [])]
     if mode == "inference" and inductor:
-        names.append(FROZEN)
+        names.append(INDUCTOR_FROZEN)
     warmed = {name: _warmed(name, base, x, y, half=amp == "bf16", mode=mode) for name in names}
     contenders = {name: contender.step for name, contender in warmed.items()}
     first = {name: contender.first for name, contender in warmed.items()}
     load = os.getloadavg()[0]
-    medians, processor = _in_turns(contenders, steps, where)
+    times = in_turns(contenders, steps, where)
+    medians = {name: each.median for name, each in times.items()}
+    processor = {name: each.median_processor for name, each in times.items()}
     on_gpu: dict[str, dict[str, float]] = {}
     if where.type == "cuda":
-        on_gpu["queued_seconds"] = {name: queued(step, steps) for name, step in contenders.items()}
+        on_gpu["queued_seconds"] = {name: queued(step, steps, where) for name, step in contenders.items()}
         on_gpu["gib_taken"] = {name: contender.gib_taken for name, contender in warmed.items()}
     table = Table("backend", "median step, ms", "CPU time, ms", "images/s", "max's time over it", "first step, s")
     for name in names:
         table.add_row(
             name, f"{medians[name] * 1e3:.2f}", f"{processor[name] * 1e3:.2f}", f"{batch / medians[name]:.0f}",
-            f"{medians['max'] / medians[name]:.2f}", f"{first[name]:.1f}",
+            f"{medians[MAX] / medians[name]:.2f}", f"{first[name]:.1f}",
         )  # fmt: skip
     Console().print(f"{model}, batch {batch}, {'x'.join(map(str, shape))}, {device}, amp {amp}, {mode}")
     Console().print(table)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, zoo
-from benchmarks.training.training_step import FROZEN
+from benchmarks.contenders import INDUCTOR_FROZEN, MAX
 
 #: By model, height and width of an image; 0 for the model's own.
 SIZES: dict[str, int] = {
@@ -40,12 +40,12 @@ QUIET = 0.75
 
 def best(row: dict[str, Any]) -> float:
     """Seconds of the fastest contender's step."""
-    return min(value for name, value in row["median_seconds"].items() if name not in ("max", FROZEN))
+    return min(value for name, value in row["median_seconds"].items() if name not in (MAX, INDUCTOR_FROZEN))
 
 
 def ratio(row: dict[str, Any]) -> float:
     """Our time over the best contender's."""
-    return row["median_seconds"]["max"] / best(row)
+    return row["median_seconds"][MAX] / best(row)
 
 
 def wait_for_quiet(limit: float = QUIET, patience: float = 60.0) -> float:
@@ -106,8 +106,8 @@ def measure(
         rows.append(row)
         write()
         seconds = row["median_seconds"]
-        times = [f"{each * 1e3:.1f}" for each in (seconds["max"], best(row))]
-        frozen = f"{seconds['max'] / seconds[FROZEN]:.2f}" if FROZEN in seconds else ""
+        times = [f"{each * 1e3:.1f}" for each in (seconds[MAX], best(row))]
+        frozen = f"{seconds[MAX] / seconds[INDUCTOR_FROZEN]:.2f}" if INDUCTOR_FROZEN in seconds else ""
         words = [how, name, str(images), kind, *times, f"{ratio(row):.2f}", frozen]
         console.print(" ".join(words))
         table.add_row(*words)

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import ROOT
 from benchmarks.distributed import distributed
 from benchmarks.distributed.distributed import Chosen, Runs, add, results_of
-from benchmarks.distributed.process import CONTENDERS, How, contenders_of, overlap, union
+from benchmarks.distributed.process import CHOSEN, How, contenders_of, overlap, union
 from benchmarks.pages.distributed_tables import rows_of
 
 HOW = How("cpu", amp=False, size=0, steps=1, bucket_mb=25.0, search=True)
@@ -87,9 +87,9 @@ def test_overlap_counts_each_moment_once() -> None:
 
 
 def test_contenders_that_would_be_another_twice_are_left_out() -> None:
-    assert contenders_of("none", 1, CONTENDERS) == ["eager", "max", "max, captured", "inductor"]
-    assert contenders_of("fsdp", 2, CONTENDERS) == ["eager", "max", "inductor"]
-    assert contenders_of("ddp", 2, CONTENDERS) == list(CONTENDERS)
+    assert contenders_of("none", 1, CHOSEN) == ["eager", "max", "max, captured", "inductor"]
+    assert contenders_of("fsdp", 2, CHOSEN) == ["eager", "max", "inductor"]
+    assert contenders_of("ddp", 2, CHOSEN) == list(CHOSEN)
 
 
 def test_a_row_of_the_table_has_scaling_memory_and_overlap() -> None:

@@ -13,6 +13,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from benchmarks import steps
+from benchmarks.contenders import INDUCTOR_FROZEN
 from benchmarks.training import step_memory, training_step, training_zoo
 from torch_max_backend.runtime.launching import runner
 
@@ -27,12 +29,12 @@ def test_inference_computes_no_gradients_and_follows_amp() -> None:
         return product
 
     for amp in (False, True):
-        training_step.inference(runner, torch.ones(2, 2), amp)()
+        steps.inference(runner, torch.ones(2, 2), amp)()
     assert seen == [(False, torch.float32), (False, torch.bfloat16)]
 
 
 def test_frozen_weights_are_no_contender() -> None:
-    row = {"median_seconds": {"max": 3.0, "eager": 4.0, "inductor": 2.0, training_step.FROZEN: 1.0}}
+    row = {"median_seconds": {"max": 3.0, "eager": 4.0, "inductor": 2.0, INDUCTOR_FROZEN: 1.0}}
     assert training_zoo.ratio(row) == 1.5
 
 
@@ -79,7 +81,7 @@ def test_workspaces_can_be_dropped() -> None:
 
 
 def test_memory_of_a_step_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sizes = dict(zip(step_memory.CONTENDERS, (3, 4, 2, 5), strict=True))
+    sizes = dict(zip(step_memory.ON_CPU, (3, 4, 2, 5), strict=True))
     monkeypatch.setattr(step_memory, "_apart", lambda measured, model, who, batch, amp: sizes[who] * 2**20)
     file = tmp_path / "memory.json"
     app = typer.Typer()

@@ -5,8 +5,8 @@
     python -m benchmarks convolution.sm90_check --compile-only          # fills the cache where there is no GPU
 
 Integer problems must be exact, random ones as close to float64 as bfloat16 allows, and the same
-input must give the same bits twice. Times are the device's own, of the kernels alone, as the profiler sees them; calls
-rotate over inputs that together exceed the cache.
+input must give the same bits twice. Times are the device's own; calls rotate over inputs that together exceed the
+cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.kernels.launcher import Callee, Launcher, Word
 from benchmarks.kernels.written import WrittenFunction
 from torch_max_backend.bench import memory
 from torch_max_backend.bench.ceilings import ceilings
-from torch_max_backend.bench.timing import set_count
+from torch_max_backend.bench.timing import interleaved, set_count
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, convolution_function
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime.building import libraries
@@ -249,46 +249,6 @@ def check(calls: Calls, passing: str, dtype: str, problem: Problem, chosen: list
     return wrong
 
 
-def interleaved(calls: Mapping[str, Sequence[Callable[[], Any]]], rounds: int, repeats: int = 4) -> dict[str, float]:
-    """Milliseconds of the device's work for one call, the median over the rounds; each has one call for each input set.
-
-    One profile holds everything; a small addition of PyTorch's after each group of calls marks its end.
-    """
-    marker = torch.zeros(1, dtype=torch.int32, device="cuda")
-    for each in calls.values():
-        for i in range(2):
-            each[i % len(each)]()
-    marker.add_(1)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for round_ in range(rounds):
-            for place, each in enumerate(calls.values()):
-                # Contenders run half the rotation apart, or the second would find the first one's inputs in the cache.
-                start = round_ * repeats + place * len(each) // 2
-                for i in range(repeats):
-                    each[(start + i) % len(each)]()
-                torch.cuda.synchronize()
-                marker.add_(1)
-                torch.cuda.synchronize()
-    events = [event for event in profiler.events() if "CUDA" in str(event.device_type)]
-    groups, busy_until = [0.0], 0.0
-    for event in sorted(events, key=lambda event: event.time_range.start):
-        if "CUDAFunctorOnSelf_add" in event.name:
-            groups.append(0.0)
-        else:
-            # A kernel may begin before the one ahead of it ends; that time counts once.
-            begin = max(event.time_range.start, busy_until)
-            busy_until = max(event.time_range.end, busy_until)
-            groups[-1] += (busy_until - begin) / repeats / 1e3
-    if len(groups) != rounds * len(calls) + 1:
-        raise RuntimeError(f"the profiler saw {len(groups) - 1} groups of calls, not {rounds * len(calls)}")
-    names = list(calls)
-    return {
-        name: statistics.median(groups[round_ * len(names) + i] for round_ in range(rounds))
-        for i, name in enumerate(names)
-    }
-
-
 def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
     device = torch.device("cuda", 0)
     first = problem.tensors(getattr(torch, dtype), integers=False)
@@ -304,7 +264,7 @@ def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool
     for tuning in chosen:
         name = ",".join(map(str, tuning))
         calls[name] = [ours.bind(passing, problem, tensors, tuning) for tensors in sets]
-    times = interleaved(calls, 3 if sweep else 5)
+    times = {name: each.median * 1e3 for name, each in interleaved(calls, 12 if sweep else 20, device).items()}
     cudnn, own = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
     row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": own}
     if sweep:
