@@ -40,7 +40,7 @@ def max_dtype(dtype: torch.dtype) -> DType:
 
 
 def accumulation_dtype(dtype: DType) -> DType:
-    """What kernels keep sums, maxima and statistics of elements of ``dtype`` in (kernels/common/pointer.mojo)."""
+    """The dtype in which kernels keep sums, maxima and statistics of ``dtype`` (kernels/common/pointer.mojo)."""
     return DType.float64 if dtype == DType.float64 else DType.float32
 
 

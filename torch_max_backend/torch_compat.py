@@ -369,7 +369,7 @@ def schema_of(op: Any) -> Any:
 
 
 def graph_root(graph: Graph) -> Node:
-    """What stands in front of a graph's first node."""
+    """The root of a graph's list of nodes, in front of its first node."""
     return graph._root
 
 

@@ -1,4 +1,4 @@
-"""What the runner asks of an operation that is timed."""
+"""The interface of an operation that the runner times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MemoryLayout = Literal["channels_last", "contiguous"]
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a result may differ from the float64 reference by: `absolute` + `relative` * |reference|.
+    """The difference from the float64 reference that a result may have: `absolute` + `relative` * |reference|.
 
     Attributes:
         exact: the sums are exact, so the result must be the reference's own rounding; the figures are 0 then.
@@ -51,7 +51,7 @@ class Case(Protocol):
         """One set of operands, logical shapes, in the case's layout."""
 
     def ours(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What is compiled."""
+        """The function that is compiled."""
 
     def theirs(self, *inputs: torch.Tensor) -> torch.Tensor:
         """PyTorch's own way to the same result."""
@@ -60,7 +60,7 @@ class Case(Protocol):
         """The result in float64."""
 
     def tolerance(self, init: int, reference: torch.Tensor) -> Tolerance:
-        """From the dtype and the reduction length."""
+        """The tolerance, from the dtype and the reduction length."""
 
 
 def draw(

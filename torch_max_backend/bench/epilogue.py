@@ -16,7 +16,7 @@ _CLAMP = (-8.0, 8.0)
 
 
 class Epilogue(enum.StrEnum):
-    """Which f, and what its D tensors are.
+    """The function f, and its D tensors.
 
     none: no D. bias_relu: relu(dgrad + D0), D0 one value for each group and channel. bias_gc: dgrad + D0 of that
     shape. residual: dgrad + D0 of GradIn's shape. scale: dgrad * D0, one value. clamp: dgrad between D0 and D1.
@@ -30,7 +30,7 @@ class Epilogue(enum.StrEnum):
     clamp = "clamp"
 
     def shapes(self, result: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Of each D, beside a result of this shape."""
+        """The shape of each D, beside a result of this shape."""
         if self in (Epilogue.bias_relu, Epilogue.bias_gc):
             return [(1, result[1], *[1] * (len(result) - 2))]
         if self is Epilogue.residual:
@@ -38,7 +38,7 @@ class Epilogue(enum.StrEnum):
         return [(1,)] * {Epilogue.none: 0, Epilogue.scale: 1, Epilogue.clamp: 2}[self]
 
     def number(self, index: int) -> float | None:
-        """Of D number `index` where it is a single number."""
+        """The value of D number `index` if it is a single number."""
         return {Epilogue.scale: _SCALE, Epilogue.clamp: _CLAMP[index % 2]}.get(self)
 
     def apply(self, value: Tensor, d: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much memory a device has for operands, and how much of it is cache."""
+"""The memory that a device has for operands, and the size of its cache."""
 
 from __future__ import annotations
 

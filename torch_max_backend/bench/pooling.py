@@ -23,7 +23,7 @@ AVG_DEFAULT = PoolingSizes(4, 64, PoolingProblem.from_aten([32, 56, 56], 3, 2, 1
 
 
 class Form(enum.StrEnum):
-    """What max pooling's forward pass saves for the gradient.
+    """The form in which max pooling's forward pass saves argmaxes for the gradient.
 
     gather: an int64 index for each output, as in eager PyTorch. offsets: the number of its tap, one byte, as in a
     compiled model.
@@ -34,7 +34,7 @@ class Form(enum.StrEnum):
 
 
 class _PoolingCase:
-    """What the two gradients share."""
+    """The common part of the two gradients."""
 
     arithmetic = False
 

@@ -1,4 +1,4 @@
-"""What a benchmark prints."""
+"""The lines that a benchmark prints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _braces(values: Sequence[int]) -> str:
 
 
 def _strides(lengths: Sequence[int], contiguous: bool) -> list[int]:
-    """Of a dense tensor whose axis 1 is the channels; a vector's stride is 1."""
+    """The strides of a dense tensor whose axis 1 is the channels; a vector's stride is 1."""
     order = list(range(len(lengths)))
     if not contiguous and len(lengths) > 2:
         order = [0, *order[2:], 1]

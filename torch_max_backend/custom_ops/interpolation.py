@@ -74,7 +74,7 @@ def _scaled(size: Size, factor: float) -> Size:
 
 
 def _gradient_like(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *_: Any, **__: Any) -> Tensor:
-    """What the gradient looks like; PyTorch has it for fixed sizes alone."""
+    """The fake gradient; PyTorch has it only for fixed sizes."""
     made = grad.new_empty(input_size)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(grad.dim())
     if last is not None and grad.is_contiguous(memory_format=last) and not grad.is_contiguous():

@@ -67,7 +67,7 @@ def max_pool_offsets(
 
 
 def _taps_after(problem: PoolingProblem, axis: int) -> int:
-    """How many taps one step along ``axis`` skips."""
+    """The number of taps that one step along ``axis`` skips."""
     skipped = 1
     for later in problem.window[3 - problem.rank + axis + 1 :]:
         skipped *= later
@@ -127,7 +127,7 @@ def _(
 
 
 def _empty(shape: Sequence[int], grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Of the dtype of ``grad``, in the memory format of ``offsets``, which is that of the argument."""
+    """An empty tensor of the dtype of ``grad``, in the memory format of ``offsets``, which is the argument's."""
     chosen = {4: torch.channels_last, 5: torch.channels_last_3d}.get(offsets.dim(), torch.contiguous_format)
     if offsets.is_contiguous() or not offsets.is_contiguous(memory_format=chosen):
         chosen = torch.contiguous_format

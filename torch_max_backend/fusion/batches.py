@@ -32,7 +32,7 @@ class Group:
 
     @property
     def roots(self) -> tuple[Value, ...]:
-        """What it computes."""
+        """The values that it computes."""
         return self.terms.roots
 
 

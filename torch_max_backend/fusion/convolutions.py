@@ -28,7 +28,7 @@ from torch_max_backend.mojo_ops.functions import is_hopper, target_of
 from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
-"""By op, the pass as kernels/convolution/passes.mojo names it."""
+"""The pass of each op, as kernels/convolution/passes.mojo names it."""
 _NARROW = 64
 """Channels of a result that the kernel for narrow ones computes: an entry's parameter, as what follows."""
 _FEW_PHASES, _MAX_PHASES = 8, 16
@@ -36,7 +36,7 @@ _FEW_PHASES, _MAX_PHASES = 8, 16
 _FEW_PIXELS = 1024
 """Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
-"""Of a result that a CPU's caches do not hold until a second pass."""
+"""The size from which a CPU's caches do not hold a result until a second pass."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FusedConvolution:
 
     @property
     def numbers(self) -> list[int]:
-        """What the function gets in front of the program's numbers."""
+        """The words in front of the program's numbers."""
         return [*self.sizes, *(self.sums.numbers if self.sums is not None else ())]
 
     @property

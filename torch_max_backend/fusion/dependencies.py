@@ -1,4 +1,4 @@
-"""Which launch waits for which, where several operations are one launch."""
+"""Finds which launch depends on which, where several operations are one launch."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ _COSTS = {
     **dict.fromkeys(("exp", "log", "log1p", "tanh", "erf", "sin", "cos"), 16),
     **dict.fromkeys(("div", "sqrt", "rsqrt"), 4),
 }
-"""Of an operation on numbers, beside an addition."""
+"""The cost of an operation on numbers, in additions."""
 _MAX_COST = 16
-"""Of a number that every vector computes again."""
+"""The cost from which a number is computed once, not by every vector."""
 
 
 @dataclass
 class Grouped:
-    """Which operations of a graph one launch computes.
+    """The operations of a graph that each launch computes.
 
     Attributes:
         groups: programs of several results or inputs.
@@ -104,7 +104,7 @@ def _roots(
     parts: set[Value],
     joins: Callable[[Value], bool],
 ) -> dict[Value, Terms]:
-    """What has to lie in memory and a program computes, in the operations' order."""
+    """The values that have to lie in memory and that a program computes, in the operations' order."""
     demanded = [in_memory(value) for value in kept]
     for operation in operations:
         # What a reduction reads is computed with the reduction.
@@ -170,7 +170,7 @@ def _position(value: Value) -> int:
 
 
 def readers_of(value: Value) -> Iterable[Operation]:
-    """What reads the value or a view of it."""
+    """The operations that read the value or a view of it."""
     for reader in value.readers:
         if is_view(reader):
             yield from readers_of(reader.results[0])

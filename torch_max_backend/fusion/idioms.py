@@ -16,11 +16,11 @@ from max.dtype import DType
 from torch_max_backend.fusion.terms import Leaf, Step
 
 FUNCTIONS = frozenset({"exponential", "quotient_above_one"})
-"""Of kernels/common/arithmetic.mojo."""
+"""Functions of kernels/common/arithmetic.mojo that replace chains of operations."""
 
 
 def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
-    """What replaces the expressions of some steps, by their numbers."""
+    """The replacements of some steps' expressions, by the steps' numbers."""
     found: dict[int, str] = {}
     exponentials: set[int] = set()
     for number, step in enumerate(steps):
@@ -36,7 +36,7 @@ def idioms(steps: Sequence[Step | Leaf]) -> dict[int, str]:
 
 
 def _exponent(steps: Sequence[Step | Leaf], number: int) -> int | None:
-    """Of the exponential that the selections which end at step ``number`` complete: NaN, then zero and infinity."""
+    """The exponent in selections that end at ``number`` and complete an exponential: NaN, then zero and infinity."""
     conditions: list[tuple[str, tuple[int, ...], int]] = []
     while (step := steps[number]) and isinstance(step, Step) and step.name == "select":
         condition, chosen, number = step.operands

@@ -37,7 +37,7 @@ class IndexMap:
 
     @property
     def size(self) -> int:
-        """How many elements the map reads, repetitions counted."""
+        """The number of elements that the map reads, repetitions counted."""
         return math.prod(digit[0] for digit in self.digits)
 
     @property
@@ -47,12 +47,12 @@ class IndexMap:
 
     @property
     def constant(self) -> int:
-        """What ``plain`` lacks of the offset."""
+        """The part of the offset that ``plain`` lacks."""
         return self.start - sum(digit[1] * digit[2] for digit in self.digits if len(digit) > 2)
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """What has to hold where something is read."""
+        """The conditions under which something is read."""
         found = []
         for at, digit in enumerate(self.digits):
             if len(digit) > 2:
@@ -262,7 +262,7 @@ def _cuts(each: IndexMap) -> list[int]:
 
 
 def _joined(extents: list[int], strides: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """With neighbouring digits that count on in every map as one."""
+    """The same maps, with neighbouring digits joined where every map counts on across them."""
     kept: list[int] = []
     of_maps: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(extents):

@@ -14,7 +14,7 @@ from torch_max_backend.typed_graph.operations import Call, Operation, Value
 MIN_BYTES = 2**24
 """Bytes of each operand: those of smaller ones do not count for a peak."""
 OPERANDS = 3
-"""That wait for a partial sum."""
+"""The number of operands that wait for a partial sum."""
 
 
 def partial_sum(terms: Terms, roots: Collection[Value], fusible: Collection[Operation]) -> Value | None:

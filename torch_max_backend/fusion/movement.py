@@ -12,9 +12,9 @@ from torch_max_backend.typed_graph.operations import Concat, Operation, Value
 _MIN_TRANSPOSED = 1 << 16
 """Smaller tensors are copied by programs, several at once."""
 _MIN_LONGER = 64
-"""Of a tile's two extents, the longer one: with less both of a tile's sides would be mostly empty."""
+"""The least length of a tile's longer side: with less, both sides would be mostly empty."""
 _MAX_DIGITS = 6
-"""As in kernels/movement/transpose.mojo."""
+"""The most digits of a place, as in kernels/movement/transpose.mojo."""
 
 
 @dataclass(frozen=True)

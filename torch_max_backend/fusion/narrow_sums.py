@@ -63,7 +63,7 @@ def _sum_before(operation: Operation, kept: Sequence[Value]) -> Reduction | None
 
 
 def _narrow(value: Value, dtype: DType) -> Value | None:
-    """What is converted from ``dtype`` to ``value``, a view perhaps."""
+    """The value that is converted from ``dtype`` to ``value``, perhaps through a view."""
     maker = in_memory(value).maker
     if maker is None or not _is_cast(maker) or maker.operands[0].dtype != dtype:
         return None

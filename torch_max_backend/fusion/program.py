@@ -29,7 +29,7 @@ from torch_max_backend.typed_graph.scalars import (
 POINTWISE = Family("pointwise", first=1.2, use="elementwise work")
 MAX_DIGITS = 8
 _BYTES_READ = 128
-"""That a GPU's thread reads before it computes."""
+"""Bytes that a GPU's thread reads before it computes."""
 _EPILOGUE_VECTOR = 8
 """Elements that a convolution's store handles at once."""
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
@@ -42,7 +42,7 @@ _LONGEST_NAME = 60
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MAX_INPUTS = 12
-"""Of a program that is no concatenation."""
+"""The most inputs of a program that is no concatenation."""
 _MAX_NUMBERS_OF_MANY = 4
 """Of an expression over many tensors that are arguments: a number that is made of sizes would be in another program for
 each set of them."""
@@ -66,7 +66,7 @@ class LoopNest:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """What a reduction does with the values that its program computes.
+    """The way in which a reduction combines the values that its program computes.
 
     Attributes:
         accumulated: the dtype in which they are put together.
@@ -212,7 +212,7 @@ class Program:
 
     @property
     def use(self) -> str:
-        """That of the family whose entry it has."""
+        """The use of the family whose entry it has."""
         if self.convolution:
             return CONVOLUTION.use
         return POINTWISE.use if self.reduction is None else "reduction"
@@ -260,7 +260,7 @@ def _words(ops: str) -> list[str]:
 
 
 def loop_nest_of(terms: Terms) -> LoopNest | None:
-    """How the leaves are read; None where no few digits describe it."""
+    """The loop nest that reads the leaves; None if too many digits would be needed."""
     if len(terms.guards) > MAX_GUARDS:
         return None
     leaves = [leaf.map for leaf in terms.leaves]
@@ -284,7 +284,7 @@ def padded(inputs: int) -> int:
 
 
 def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
-    """How many elements are computed at once: 16 bytes of the narrowest operand on a GPU, 64 of the widest on a CPU."""
+    """The number of elements per vector: 16 bytes of the narrowest operand on a GPU, 64 of the widest on a CPU."""
     sizes = [value.dtype.size_in_bytes for value in (*terms.roots, *(leaf.value for leaf in terms.leaves))]
     return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
 
@@ -326,7 +326,7 @@ def _first_guard(terms: Terms) -> int:
 
 
 def _numbers(terms: Terms) -> list[tuple[DType, int]]:
-    """What the program gets as arguments of its own: dtypes and bits."""
+    """The numbers that the program takes as arguments of its own: dtypes and bits."""
     steps = [step for step in terms.steps if not isinstance(step, Leaf)]
     found = [number for number in map(_number, steps) if number is not None]
     return list(dict.fromkeys(found))
@@ -339,7 +339,7 @@ def _number(step: Step) -> tuple[DType, int] | None:
 
 
 def _reduction(terms: Terms) -> Accumulation | None:
-    """What is made of the terms' values."""
+    """The reduction of the terms' values; None if there is none."""
     if terms.extents is None:
         return None
     result = terms.roots[0].dtype
@@ -573,5 +573,5 @@ def _short(terms: Terms, target: str) -> dict[int, str]:
 
 
 def _mask(terms: Terms, guards: Sequence[Guard]) -> str:
-    """That all guards hold, "" where there are none."""
+    """The condition that all guards hold; "" if there are none."""
     return " & ".join(f"g{terms.guards.index(guard)}" for guard in guards)

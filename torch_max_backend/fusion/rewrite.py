@@ -90,7 +90,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
 def _dependencies(
     chosen: Grouped, taken: Mapping[Group, FusedConvolution], alone: Iterable[FusedConvolution]
 ) -> Dependencies:
-    """Of the launches that are decided."""
+    """The dependencies of the launches that are decided."""
     dependencies = Dependencies(chosen.groups, taken)
     for batch in chosen.batches:
         together = tuple(batch)

@@ -27,7 +27,7 @@ SHORTEST, LONGEST = 32, 8192
 """Elements of a row."""
 _MAX_PROGRAMS = 6
 _FEW_ROWS, _LARGE = 256, 1 << 20
-"""So few rows of so many elements in all are shared by several blocks each, which a program by itself does."""
+"""Fewer rows than that, of more elements in all, are left to programs, which share a row among several blocks."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RowsFunction:
 
     @property
     def name(self) -> str:
-        """Which kernels on a GPU take theirs from."""
+        """The name from which kernels on a GPU take theirs."""
         return named(self.ops, self._digest)
 
     @property
@@ -124,7 +124,7 @@ class Rows:
 
     @property
     def roots(self) -> list[Value]:
-        """What it computes."""
+        """The values that it computes."""
         return [root for group in self.groups for root in group.roots]
 
     def is_whole(self, group: Group) -> bool:

@@ -29,7 +29,7 @@ from torch_max_backend.typed_graph.operations import (
 from torch_max_backend.typed_graph.scalars import DTYPES, NUMBERS, is_elementwise
 
 REDUCTIONS = {"add": 0, "mul": 1, "max": 2, "min": 3}
-"""By kind, the number in kernels/reduction/values.mojo."""
+"""The numbers of the kinds of reductions in kernels/reduction/values.mojo."""
 MOVES = (Broadcast, Transpose, Slice, Pad, Concat)
 """Operations whose results are read elsewhere, not computed."""
 COMMUTATIVE = frozenset({"add", "mul"})
@@ -41,7 +41,7 @@ MAX_ELEMENTS = 2**31 - 1
 MAX_STEPS, MAX_DEPTH = 320, 96
 """Expressions of more operations, or of more upon each other, are cut."""
 MAX_GUARDS = 8
-"""And those that would ask more often whether a place is inside a padded or concatenated value."""
+"""So are those that would check more often whether a place is inside a padded or concatenated value."""
 
 
 class NotOneProgram(Exception):
@@ -121,7 +121,7 @@ def is_reduction(operation: Operation | None) -> bool:
 
 
 def extents_of(value: Value) -> Extents | None:
-    """Of the operand that ``value`` is reduced from; None where it is no result of a reduction."""
+    """The extents of the operand that ``value`` is reduced from; None if it is no result of a reduction."""
     maker = value.maker
     if not isinstance(maker, Reduction) or not is_reduction(maker):
         return None
@@ -161,7 +161,7 @@ def moved_map(operation: Operation) -> IndexMap | None:
 
 
 def _operand(value: Value) -> Value:
-    """What a reduction reads for ``value``."""
+    """The operand that a reduction reads for ``value``."""
     assert value.maker is not None
     return value.maker.operands[0]
 

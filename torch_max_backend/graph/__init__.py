@@ -1,1 +1,1 @@
-"""From an FX graph to MAX graphs: partition, layout, builder."""
+"""Turns an FX graph into MAX graphs: partition, layout, builder."""

@@ -65,7 +65,7 @@ NAMED = 5
 
 
 def kept_by(gm: GraphModule, saved: frozenset[int]) -> Kept | None:
-    """What outputs ``saved`` of a forward graph keep; None where that is nothing."""
+    """What the outputs ``saved`` of a forward graph keep alive; None if that is nothing."""
     found = _saved_nodes(_made(gm), saved)
     total = sum(bytes_of(node.meta["val"]) for node in found)
     return Kept(total, tuple(map(_saved, found[:NAMED]))) if found else None
@@ -135,7 +135,7 @@ def _written_over(compiled: CompiledGraph, packing: Packing | None) -> frozenset
 
 
 def needed(compiled: CompiledGraph) -> Allocations:
-    """What a call of a graph allocates."""
+    """The allocations of a call of a graph."""
     if compiled.cut_graph is not None:
         return _needed_by_cut_graph(compiled, compiled.cut_graph)
     executable = compiled.executables[0]

@@ -303,7 +303,7 @@ class GraphBuilder:
             raise NodesCannotLower({node: f"{type(error).__name__}: {error}"}) from error
 
     def _value(self, node: Node) -> Any:
-        """What a node that came before stands for."""
+        """The value of a node that was built before."""
         if self.values[node] is _NOT_YET:
             self.values[node] = GraphTensor.contiguous(self.constants.tensor(node, self.device))
         return self.values[node]
@@ -432,7 +432,7 @@ def _node_names(operation: Operation) -> set[str]:
 
 
 def updates_of(inputs: Sequence[InputSpec], writes: Sequence[WriteSpec]) -> dict[int, int]:
-    """By the results' numbers, the numbers of the inputs whose memory could take the new values as they lie."""
+    """The inputs whose memory could take new values as they lie, by the numbers of the results."""
     numbers = {spec.position: number for number, spec in enumerate(inputs)}
     found = {}
     for write in writes:

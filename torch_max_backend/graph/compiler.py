@@ -127,7 +127,7 @@ def runner_of(
     cut_graph: GraphModule | None,
     unpacks: Packing | None,
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What runs a graph; see ``CompiledGraph`` for the arguments."""
+    """The function that runs a graph; see ``CompiledGraph`` for the arguments."""
     if cut_graph is None:
         runner: Callable[[Sequence[Any]], Sequence[Any]] = executables[0].run
     elif boxed_code is not None:
@@ -232,7 +232,7 @@ class _SizedPartition(torch.nn.Module):
         self._graph, self._bare = graph, bare
 
     def forward(self, *args: Any) -> Any:
-        """What the partition returns: a value, or a tuple of them."""
+        """The partition's result: a value, or a tuple of them."""
         results = self._graph(list(args))
         return results[0] if self._bare else tuple(results)
 

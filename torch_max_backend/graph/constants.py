@@ -21,7 +21,7 @@ _MAX_FOREIGN_BYTES = 1 << 26
 
 
 def attribute_of(node: Node) -> Any:
-    """What a ``get_attr`` node names."""
+    """The attribute that a ``get_attr`` node names."""
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
@@ -69,7 +69,7 @@ def describe_attributes(gm: GraphModule) -> None:
 
 
 def constants_among(nodes: Iterable[Node]) -> set[Node]:
-    """Of a graph's nodes, in their order, those that depend on no argument and whose values ``Constants`` computes.
+    """The nodes of a graph that depend on no argument and whose values ``Constants`` computes.
 
     The device that a model named for them says nothing: a constant stands where it is read. So what a model
     computes on the CPU of a GPU's graph, such as places for an index, is a part of that graph.

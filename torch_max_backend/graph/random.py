@@ -195,7 +195,7 @@ def _extents(node: Node, sizes: _Sizes) -> tuple[tuple[int | Node, ...], tuple[i
 
 
 def _is_concrete(node: Node) -> bool:
-    """All arguments of an op without tensors are known."""
+    """Whether all arguments of an op without tensors are known."""
     return not any(map(_holds_node, (*node.args, *node.kwargs.values())))
 
 

@@ -48,7 +48,7 @@ class CallMemory:
 
     @property
     def total(self) -> int:
-        """All bytes that are there."""
+        """The total in bytes."""
         return self.held + self.results + self.workspace + self.scratch
 
 

@@ -1,4 +1,4 @@
-"""What is installed and what is supported, read from the machine and the registry of lowerings."""
+"""Lists what is installed and what is supported, from the machine and the registry of lowerings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ This file is written by `torch-max-backend ops --markdown > docs/support.md`.
 
 @beartype
 def installation() -> dict[str, str]:
-    """What `torch-max-backend info` prints, by name."""
+    """The facts that `torch-max-backend info` prints, by name."""
     from max.driver import accelerator_architecture_name, accelerator_count
 
     accelerators = accelerator_count()

@@ -1,4 +1,4 @@
-"""What is known of a MAX graph's values beyond what the graph itself says, noted when lowerings make them."""
+"""Facts about a MAX graph's values that the graph itself does not hold, noted when lowerings make them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Notes:
         self._begun: dict[Any, Origin] = {}
 
     def begin(self, origin: Origin) -> None:
-        """What is added from now on is made for that FX node."""
+        """Attributes operations that are added from now on to that FX node."""
         self._begun[last_operation(Graph.current)] = origin
 
     def origins(self, operations: Iterable[Any]) -> Iterator[Origin]:
@@ -72,7 +72,7 @@ def notes_of(graph: Graph) -> Notes:
 
 
 def notes() -> Notes:
-    """Those of the graph that is being built."""
+    """The notes of the graph that is being built."""
     return notes_of(Graph.current)
 
 

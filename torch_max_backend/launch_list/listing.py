@@ -39,7 +39,7 @@ MIN_REUSED = 2**16
 
 
 class Kind(Enum):
-    """Whose memory a place lies in."""
+    """The owner of the memory that a place lies in."""
 
     ARGUMENT = "argument"
     RESULT = "result"
@@ -50,7 +50,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value begins.
+    """The place where a value begins.
 
     Attributes:
         kind: whose memory it is; ``REUSED`` is an argument's, for values that replace it.
@@ -278,7 +278,7 @@ class _Lister:
         self._made = {value: places[number] for value, number in self._made.items()}
 
     def _uses(self, values: Iterable[Value]) -> dict[Value, list[tuple[int, int]]]:
-        """Of each value the calls that read it, and as which operand."""
+        """For each value the calls that read it, and as which operand."""
         found: dict[Value, list[tuple[int, int]]] = {value: [] for value in values}
         for number, call in enumerate(self._calls):
             for at, operand in enumerate(call.operands):

@@ -14,7 +14,7 @@ from torch_max_backend.launch_list.listing import Kind, LaunchList, Place
 
 @dataclass(frozen=True)
 class Segments:
-    """How a list is cut.
+    """The way in which a list is cut.
 
     Attributes:
         ends: of each segment, the number of launches up to its end.

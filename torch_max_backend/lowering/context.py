@@ -1,4 +1,4 @@
-"""What a lowering can ask about the node that it builds."""
+"""The context of a lowering: facts about the node that it builds."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _supports(node: Node) -> str | None:
 
 
 def _functions(node: Node) -> Iterable[LibraryFunction]:
-    """What a node calls."""
+    """The library functions that a node calls."""
     if _supports(node) is None:
         fake = node.meta["val"]
         yield kernels.interpolation_function(target_of(device_ref(fake.device)), max_dtype(fake.dtype))

@@ -167,7 +167,7 @@ def _running(
 
 
 def _empty_statistics(ctx: LoweringContext, count: int) -> list[GraphTensor]:
-    """What PyTorch saves in evaluation: empty tensors."""
+    """The values that PyTorch saves in evaluation: empty tensors."""
     metas = ctx.meta[1 : 1 + count]
     return [
         GraphTensor.contiguous(ops.broadcast_to(ctx.scalar(0, max_dtype(meta.dtype)), ctx.dims(meta.shape)))

@@ -66,7 +66,7 @@ def _result_extents(ctx: LoweringContext) -> list[Dim]:
 
 
 def _functions_of(entry: str, kept: DType | None = None) -> Callable[[Node], Iterable[LibraryFunction]]:
-    """What a node of the op calls."""
+    """Gives the library functions that a node of the op calls."""
 
     def functions(node: Node) -> Iterable[LibraryFunction]:
         fake = cast(Node, node.args[0]).meta["val"]

@@ -77,7 +77,7 @@ def reduce_axes(value: TensorValue, axes: set[int], reduction: Reduction, identi
 
 
 def element_count(x: GraphTensor, dims: Sequence[int]) -> Dim:
-    """How many elements each result gathers."""
+    """The number of elements that each result gathers."""
     count = Dim(1)
     for dim in dims:
         count = count * x.shape[dim]
@@ -221,13 +221,13 @@ def _extremum_and_index(
 
 @lowering(aten.argmax.default, layout=Layout.RAW)
 def argmax(ctx: LoweringContext, x: GraphTensor, dim: int | None = None, keepdim: bool = False) -> GraphTensor:
-    """Where the largest element first stands."""
+    """The first index of the largest element."""
     return _index_of(x, dim, keepdim, maximum)
 
 
 @lowering(aten.argmin.default, layout=Layout.RAW)
 def argmin(ctx: LoweringContext, x: GraphTensor, dim: int | None = None, keepdim: bool = False) -> GraphTensor:
-    """Where the smallest element first stands."""
+    """The first index of the smallest element."""
     return _index_of(x, dim, keepdim, minimum)
 
 

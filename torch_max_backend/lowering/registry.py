@@ -24,7 +24,7 @@ __all__ = ["Layout", "Registration", "lookup", "lowering", "registrations"]
 
 
 class Layout(enum.Enum):
-    """What a lowering wants to know of memory orders.
+    """The memory orders that a lowering expects.
 
     RAW: gets and returns GraphTensor values, and decides itself.
     LOGICAL: tensors arrive as TensorValue in logical (contiguous) order, results are in logical order.

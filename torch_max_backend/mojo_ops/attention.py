@@ -41,7 +41,7 @@ _NUMBERS: dict[str, type[Number]] = {
     **{f"{what}_{axis}_step": int for what in STRIDED for axis in ("batch", "heads", "rows")},
 }
 _AXES, _STEPS = list(_NUMBERS).index("query_batch"), list(_NUMBERS).index("query_batch_step")
-"""Where these begin among a call's numbers."""
+"""The position of these among a call's numbers."""
 
 
 def _tensors(*names: str) -> tuple[Tensor, ...]:

@@ -47,7 +47,7 @@ FAMILY = Family(
 @beartype
 @dataclass(frozen=True)
 class Geometry(functions.Facts):
-    """What the shapes of a convolution don't say.
+    """The geometry of a convolution that its shapes do not determine.
 
     Attributes:
         stride: along D, H and W, as padding and dilation.
@@ -116,7 +116,7 @@ class Grouping(Enum):
 
     @classmethod
     def of(cls, groups: int, group_channels: object, filters: object) -> Grouping:
-        """Of a filter [filters, ..., group_channels]; an extent that is no number is not known yet."""
+        """The grouping of a filter [filters, ..., group_channels]; an extent that is no number is not known yet."""
         if groups == 1:
             return cls.ONE
         if not isinstance(group_channels, int) or not isinstance(filters, int):

@@ -124,7 +124,7 @@ class Deformable:
 
     @property
     def windows(self) -> tuple[int, int]:
-        """How many fit along H and W."""
+        """The number of windows along H and W."""
         sizes = zip(self.extents, self.taps, self.stride, self.padding, self.dilation, strict=True)
         first, second = ((size + 2 * pad - far * (taps - 1) - 1) // step + 1 for size, taps, step, pad, far in sizes)
         return first, second

@@ -55,7 +55,7 @@ class Function(Protocol):
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
-        """What its source imports: module and name; modules stand in the kernels' package, or begin with `std.`."""
+        """The imports of its source: module and name; modules are in the kernels' package, or begin with `std.`."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Function(Protocol):
 
     @property
     def use(self) -> str:
-        """What it is for, in a word or two."""
+        """Its purpose, in a word or two."""
         ...
 
     @property
@@ -155,7 +155,7 @@ class LibraryFunction:
 
     @property
     def at_once(self) -> tuple[LibraryFunction, ...]:
-        """All that is built before this function is called."""
+        """The functions that are built before this one is called."""
         return (self,) if self.rest is None or self.rest_is_rare else (self, self.rest)
 
     def is_part_of(self, other: LibraryFunction) -> bool:
@@ -173,7 +173,7 @@ class LibraryFunction:
 
 
 class Facts:
-    """What is known of a call beyond its operands' shapes and its numbers: a family's own type."""
+    """Facts about a call beyond its operands' shapes and its numbers; each family has a type of its own."""
 
     def outside(self, index: int, size: int) -> str:
         """What an error says of an index that the call's kernels have reported.
@@ -187,7 +187,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class NotedCall:
-    """What a custom op calls."""
+    """The call that a custom op makes."""
 
     function: Function
     signature: Signature
@@ -276,7 +276,7 @@ def function_of(
 Variants: TypeAlias = Callable[[Target, Sequence[DType]], Iterable[LibraryFunction]]
 """Gives the functions of a family for a kind of device and for floats of these dtypes."""
 _variants: dict[str, Variants] = {}
-"""By the family's folder: those whose entries have parameters beside a dtype, or other dtypes."""
+"""Families whose entries have other parameters than one dtype, by folder."""
 
 
 def variants(folder: str) -> Callable[[Variants], Variants]:

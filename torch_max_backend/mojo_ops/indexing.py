@@ -58,13 +58,13 @@ SEVERAL = -(2**62)
 
 @dataclass(frozen=True)
 class Zeros:
-    """What is written to is [outer, ``places``, inner] and zero before."""
+    """The target of a scatter, [outer, ``places``, inner], when it is zero before."""
 
     places: Dim
 
 
 Base: TypeAlias = TensorValue | Zeros
-"""What is written to: a tensor, or zeros, which need no memory."""
+"""The target of a scatter: a tensor, or zeros, which need no memory."""
 
 
 def _check(x: Base, index: TensorValue, source: TensorValue, index_shape: list[Dim]) -> None:

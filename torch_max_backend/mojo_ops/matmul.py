@@ -51,7 +51,7 @@ FAMILY = Family(
 @beartype
 @dataclass(frozen=True)
 class MatrixStrides:
-    """How the matrices of one tensor lie.
+    """The layout of the matrices of one tensor.
 
     Attributes:
         batch: elements from one matrix to the next, for each extent of the batch; 0 where the tensor is broadcast.
@@ -106,7 +106,7 @@ class MatmulGeometry:
                 raise ValueError(f"{name} = {each}: no stride may be negative")
 
     def numbers(self) -> list[int]:
-        """Those of ``STRIDED``."""
+        """The numbers that a call of ``STRIDED`` takes."""
         tensors = (self.c, self.a, self.b)
         of_tensors = (value for each in tensors for value in (each.start, *each.batch, each.row, each.column))
         return [True, self.allow_tf32, self.m, self.n, self.k, *self.batch, *of_tensors]

@@ -1,4 +1,4 @@
-"""What the entries of the kernel libraries take, each declared once.
+"""Declares once what each entry of the kernel libraries takes.
 
 A call of an entry is a list of 64-bit words (kernels/common/library.mojo): its numbers, then every result and every
 operand as an address followed by extents. From a declaration come the words of a launch, and the op by which a graph
@@ -48,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What an entry takes.
+    """The numbers, results and operands of an entry.
 
     Attributes:
         name: the entry's, and that of the op in MAX's graphs.

@@ -1,4 +1,4 @@
-"""Which Mojo sources a library depends on, so that changes to other kernels leave it in the cache."""
+"""Finds the Mojo sources that a library depends on, so that changes to other kernels leave it in the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from torch_max_backend.mojo_ops import KERNELS_PATH
 
 DIGITS = 8
-"""Of the sources' digest, in a symbol."""
+"""The number of digits of the sources' digest in a symbol."""
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+(\.+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 _NAME = re.compile(r"(\w+)(?:\s+as\s+\w+)?")
 

@@ -55,7 +55,7 @@ class Windows:
 
     @property
     def output(self) -> Pair:
-        """How many windows there are, P and Q."""
+        """The numbers of windows, P and Q."""
         sizes = zip(self.input, self.taps, self.stride, self.padding, self.dilation, strict=True)
         p, q = (
             max(0, (extent + 2 * padding - dilation * (taps - 1) - 1) // stride + 1)

@@ -1,1 +1,1 @@
-"""What an operator's arguments ask of a kernel: shapes and geometry, checked."""
+"""The problems that an operator's arguments pose to a kernel: shapes and geometry, checked."""

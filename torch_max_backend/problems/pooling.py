@@ -20,7 +20,7 @@ NUMBERS = (
     "count_include_pad",
     "divisor_override",
 )
-"""What the kernels get beside tensors."""
+"""The names of the kernels' arguments besides tensors."""
 
 
 def _spread(name: str, value: int | Sequence[int], rank: int, fill: int) -> Extents:

@@ -46,7 +46,7 @@ def listen(listener: Callable[[CompileEvent], None]) -> Iterator[None]:
 
 
 def compilation_in_words(names: Sequence[str], op_count: int) -> str:
-    """What is being compiled, for people."""
+    """A description of what is being compiled."""
     return f"compiling {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: {op_count} aten ops"
 
 

@@ -31,7 +31,7 @@ from torch_max_backend.torch_compat import called_for_each, is_wrapped
 
 @dataclass(frozen=True)
 class ExecutableSpec:
-    """All that an executable is made from but what depends on the process.
+    """Everything that an executable is made from, except what depends on the process.
 
     Attributes:
         built: the graph.
@@ -142,7 +142,7 @@ class Executable(torch.nn.Module):
         return later
 
     def runner_spec(self) -> RunnerSpec:
-        """What its launches are made of."""
+        """Everything that the runner of its launch list is made from."""
         assert self.listing is not None
         leaving, draws = self.outputs.leaving, self.spec.draws
         return RunnerSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws, self._waits)
@@ -152,7 +152,7 @@ class Executable(torch.nn.Module):
         return self.spec.orders[number]
 
     def forward(self, *args: Any) -> Any:
-        """What the FX graph returns for ``args``: a value, or a tuple of them."""
+        """The FX graph's result for ``args``: a value, or a tuple of them."""
         results = self.run(args)
         return results[0] if self.built.bare_output else tuple(results)
 

@@ -40,12 +40,12 @@ class Value:
 
     @property
     def size(self) -> int:
-        """How many elements; 0 where an extent is symbolic."""
+        """The number of elements; 0 if an extent is symbolic."""
         return 0 if self.shape is None else math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Of all its elements."""
+        """The size of all its elements, in bytes."""
         return self.size * self.dtype.size_in_bytes
 
     def like(self, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Value:
@@ -77,7 +77,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """What it computes, in a word."""
+        """The name of what it computes."""
         return type(self).__name__.lower()
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ class Transfer(Operation):
 
 @dataclass(eq=False, frozen=True)
 class Unlisted(Operation):
-    """What launch lists do not have, by MAX's name for it."""
+    """An operation that launch lists do not have, by MAX's name for it."""
 
     title: str
 

@@ -61,7 +61,7 @@ IMPORTS = frozenset(
     | {("std.utils.numerics", name) for name in ("inf", "isinf", "isnan", "nan")}
     | {("common.arithmetic", "truncated_quotient")}
 )
-"""What the expressions need: modules and names."""
+"""Imports of the expressions: modules and names."""
 SELDOM = {"integer_power": "common.powers"}
 """Functions that few programs import, and their modules."""
 

@@ -1,1 +1,1 @@
-"""What a wheel carries: kernel libraries, built while the wheel is (``python -m torch_max_backend.wheel``)."""
+"""Builds the kernel libraries that a wheel carries (``python -m torch_max_backend.wheel``)."""

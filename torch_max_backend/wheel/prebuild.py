@@ -43,7 +43,7 @@ _SECONDS = 30.0
 """CPU-seconds that the building of a library takes, about: more functions share what they import in larger ones."""
 
 _MAX_LIBRARIES = "$ORIGIN/../../../modular/lib"
-"""Where they are, seen from a library in an installed package."""
+"""Their folder, relative to a library in an installed package."""
 
 
 @beartype

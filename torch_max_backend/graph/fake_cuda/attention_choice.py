@@ -94,7 +94,7 @@ def _order(architecture: str) -> list[SDPBackend]:
 
 
 def _is_for_a_kernel(call: AttentionCall) -> bool:
-    """What every kernel asks for."""
+    """Whether a call meets the conditions of every kernel."""
     query, key, value = call.tensors
     if any(tensor.dim() != 4 for tensor in call.tensors):
         return False
@@ -198,7 +198,7 @@ def _attention(
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """With heads of a multiple of 8 elements."""
+    """The tensor, padded to heads of a multiple of 8 elements."""
     over = tensor.shape[3] % 8
     return torch.nn.functional.pad(tensor, (0, 8 - over)) if over else tensor
 

@@ -81,7 +81,7 @@ class LazyValueMode(FakeTensorMode):
             self._inside = False
 
     def _known(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What an op returns whose result depends on values."""
+        """The result of an op that depends on values."""
         log.info("the model reads the result of %s: computed on the CPU", func)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             while self._notes:

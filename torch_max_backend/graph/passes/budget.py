@@ -30,11 +30,11 @@ aten = torch.ops.aten
 _LONGEST_CHAIN = 4
 """Values computed again of which each needs the one before it."""
 _MAX_NODES = 64
-"""Of what computes a value again."""
+"""The most nodes that recompute one value."""
 _MIN_SHARE = 2**-10
-"""Of all that is kept: what is smaller stays."""
+"""The share of all kept bytes below which a value stays."""
 _BYTES_PER_SECOND, _FLOPS_PER_SECOND = 3.3e12, 4e14
-"""Of an H100. Elsewhere the ratio of the two decides, which is similar."""
+"""Those of an H100; only their ratio matters, which is similar on other devices."""
 _MOVES = (aten._to_copy.default, aten.cat.default, aten.constant_pad_nd.default, operator.getitem)
 _ROWS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 _PRODUCTS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
@@ -49,7 +49,7 @@ _ATTENTION_GRADIENTS = (
 
 @dataclass(frozen=True)
 class _Recomputation:
-    """How a value is computed again.
+    """The way in which a value is recomputed.
 
     Attributes:
         nodes: in their order; the last one is the value.
@@ -161,7 +161,7 @@ def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Recomputation]
 
 
 def _depth(node: Node, chosen: dict[Node, _Recomputation], depths: dict[Node, int]) -> int:
-    """How many values are computed again one after the other up to ``node``."""
+    """The number of values that are recomputed one after the other up to ``node``."""
     if node not in chosen:
         return 0
     if node not in depths:

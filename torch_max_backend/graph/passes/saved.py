@@ -1,4 +1,4 @@
-"""What a forward graph must save for its backward graph, and what it need not."""
+"""Decides what a forward graph saves for its backward graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_results_instead_of_masks(joint: GraphModule) -> GraphModule:
 
 
 def _before_wider_casts(node: Node) -> Node:
-    """What a node is a copy of, in a dtype with no more values."""
+    """The node that this one copies, in a dtype with no more values."""
     while node.target in (aten._to_copy.default, prims.convert_element_type.default):
         source = node.all_input_nodes[0]
         dtypes = node.meta["val"].dtype, source.meta["val"].dtype

@@ -76,7 +76,7 @@ def facts_of(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -
 
 
 _NAMESPACES = ("aten", "prims", "prim")
-"""Of ops whose meaning PyTorch's version tells."""
+"""Namespaces of operators whose meaning depends only on PyTorch's version."""
 
 
 def _is_told_by_key(module: torch.nn.Module) -> bool:

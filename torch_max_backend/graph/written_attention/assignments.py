@@ -118,7 +118,7 @@ def _bounds(given: Sequence[Any], shape: Sequence[Size]) -> tuple[int, int, int]
 
 
 def _assigned(node: Node) -> tuple[Node, Node, _Part, tuple[int, int, int]] | None:
-    """Of a ``slice_scatter`` the tensor, what is written, the part that is written to, and its bounds."""
+    """The operands of a ``slice_scatter``: the tensor, what is written, the part that is written to, and its bounds."""
     into, value = node.args[:2]
     assert isinstance(into, Node) and isinstance(value, Node)
     bounds, part = _bounds(node.args[2:], shape_of(into)), _part(into)
@@ -128,7 +128,7 @@ def _assigned(node: Node) -> tuple[Node, Node, _Part, tuple[int, int, int]] | No
 
 
 def _source(node: Node) -> Node:
-    """What is copied, where the node is a copy without a cast."""
+    """The source of a node that copies without a cast; None for other nodes."""
     while node.target is aten.copy.default:
         source = node.args[1]
         if not isinstance(source, Node) or not _has_type_of(source, node) or shape_of(source) != shape_of(node):
@@ -157,7 +157,7 @@ def _simplify_assignment(node: Node) -> None:
 
 
 def _added(value: Node, part: _Part) -> Node | None:
-    """What a node adds to a part of a tensor, in the part's shape."""
+    """The addend of a node that adds to a part of a tensor, in the part's shape."""
     while keeps_order(value) and shape_of(argument_of(value)) == shape_of(value):
         value = argument_of(value)
     if value.target is not aten.add.Tensor or value.kwargs:

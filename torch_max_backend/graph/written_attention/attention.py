@@ -75,7 +75,7 @@ def fuse_attention(gm: GraphModule) -> GraphModule:
 
 
 class _NoMatchError(Exception):
-    """What a softmax belongs to is no attention that kernels take, or none that they are faster for."""
+    """The softmax belongs to no attention that kernels take, or to none that they are faster for."""
 
 
 def _require(condition: object) -> None:
@@ -109,7 +109,7 @@ class _Scores:
 
 
 def _scores(node: object) -> _Scores | None:
-    """What the node computes, if those are scores."""
+    """The scores that the node computes; None if it computes none."""
     if not is_tensor(node):
         return None
     assert isinstance(node, Node)
@@ -309,7 +309,7 @@ class _Match:
         return match
 
     def find_backward(self, read: _Read, turned: bool) -> None:
-        """With ``turned`` the forward product is V^T P^T."""
+        """Finds autograd's products; with ``turned`` the forward product is V^T P^T."""
         rows, columns = self.query.rows, self.key.rows
         of_value = [node for node, other in read.left.items() if other]
         of_value += [node for node, other in read.right.items() if not other]

@@ -21,7 +21,7 @@ _LOWEST = -1e37
 
 @dataclass(frozen=True)
 class Term:
-    """What is added to scores.
+    """An addend of the scores.
 
     Attributes:
         shape: of the scores that it is added to.
@@ -107,7 +107,7 @@ class BiasShape:
 
 
 def _cuts(extents: Sequence[Size]) -> set[int]:
-    """How many elements the inner dimensions have together, for each place between two dimensions."""
+    """The number of elements of the inner dimensions together, for each place between two dimensions."""
     found: set[int] = set()
     product = 1
     for size in reversed([size for size in extents if not is_unit(size)]):

@@ -35,7 +35,7 @@ _CASTS = {aten._to_copy.default, prims.convert_element_type.default}
 
 
 def shape_of(node: Node) -> Sequence[Size]:
-    """Of a node that is a tensor."""
+    """The shape of a node that is a tensor."""
     shape: Sequence[Size] = node.meta["val"].shape
     return shape
 
@@ -105,7 +105,7 @@ def transposes(node: Node, rows: int, columns: int) -> bool:
 
 
 def is_cast(node: Node) -> bool:
-    """From floats to floats on one device."""
+    """Whether the node is a cast from floats to floats on one device."""
     if node.target not in _CASTS or not node.args or not is_tensor(node.args[0]):
         return False
     source: Any = node.args[0]

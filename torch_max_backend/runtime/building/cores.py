@@ -1,4 +1,4 @@
-"""How many cores a compilation may use."""
+"""The number of cores that a compilation may use."""
 
 from __future__ import annotations
 

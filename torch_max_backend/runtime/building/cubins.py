@@ -31,7 +31,7 @@ _EXTERNAL = "MODULAR_NVPTX_COMPILER_PATH"
 
 
 def code_form(device: str) -> str:
-    """In which form libraries hold the code of a device such as "cuda:sm_90a": "cubin", "ptx" or "object".
+    """The form in which libraries hold code for a device such as "cuda:sm_90a": "cubin", "ptx" or "object".
 
     Users of MAX set ``MODULAR_NVPTX_COMPILER_PATH`` where the driver is too old for what Mojo's own compiler makes.
     There kernels stay PTX.
@@ -82,7 +82,7 @@ def _slots() -> threading.Semaphore:
 
 
 def _cubin(text: bytes) -> bytes | None:
-    """What nvPTXCompiler makes of a zero-terminated text; None where it refuses the text."""
+    """The cubin that nvPTXCompiler makes of a zero-terminated text; None if it refuses the text."""
     compiler = _compiler()
     target = _ARCHITECTURE.search(text)
     assert target is not None

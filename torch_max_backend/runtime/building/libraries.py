@@ -74,11 +74,11 @@ exec "$TORCH_MAX_BACKEND_LLD" -flavor gnu "$@"
 
 _lock = threading.Lock()
 _loaded: dict[tuple[Function, str], ctypes.CDLL] = {}
-"""What was loaded, for which device: a process may compile for several that are not there."""
+"""Loaded libraries by function and device: a process may compile for several devices that are not present."""
 _addresses: dict[tuple[str, str], int] = {}
-"""Where loaded functions lie, by symbol."""
+"""The addresses of loaded functions by symbol and device."""
 _processes: set[subprocess.Popen[bytes]] = set()
-"""Those that build now."""
+"""Builds that are running."""
 _given_up = threading.Event()
 
 
@@ -135,7 +135,7 @@ def _uncached(functions: Iterable[Function], device: torch.device) -> list[Funct
 
 
 def facts_of(function: Function, device: torch.device, level: str | None = None) -> dict[str, str]:
-    """All that the function's library depends on: of the kernels, those that it is made of.
+    """Everything that the function's library depends on, including the kernel sources that it is made of.
 
     Args:
         function: of the library.
@@ -279,7 +279,7 @@ def _worked(
 
 
 def uses(functions: Iterable[Function]) -> Counter[str]:
-    """How many of the functions there are for each use."""
+    """The number of functions for each use."""
     return Counter(function.use for function in functions)
 
 

@@ -50,7 +50,7 @@ class Work:
 
 @dataclass
 class _Lines:
-    """What is told of: contexts of ``progress_line``, the innermost last, and of ``works``."""
+    """The activities that the line reports: contexts of ``progress_line``, the innermost last, and of ``works``."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     active: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ def works(several: list[Work]) -> Iterator[None]:
 
 
 def kernels_in_words(uses: Counter[str]) -> str:
-    """How many kernels there are for each use, such as "14 kernels for convolution, 3 for normalization"."""
+    """The number of kernels for each use, such as "14 kernels for convolution, 3 for normalization"."""
     texts = [f"{count} for {use}" for use, count in sorted(uses.items(), key=lambda item: (-item[1], item[0]))]
     if texts:
         texts[0] = texts[0].replace(" for", " kernel for" if max(uses.values()) == 1 else " kernels for", 1)

@@ -44,7 +44,7 @@ _ABANDONED, _ABANDONED_WITHOUT_LOCKS = 600.0, 86400.0
 
 
 def cache_directory() -> Path:
-    """Where artifacts are kept: ``TORCH_MAX_BACKEND_CACHE_DIR``, else the user's cache directory."""
+    """The directory of artifacts: ``TORCH_MAX_BACKEND_CACHE_DIR``, else the user's cache directory."""
     chosen = os.environ.get(_CHOSEN)
     if chosen:
         return Path(chosen)
@@ -296,7 +296,7 @@ def store(kind: str, facts: Mapping[str, str], filename: str, write: Callable[[P
 
 
 def sha256(path: Path) -> str:
-    """Of the file's content."""
+    """The SHA-256 of the file's content, in hexadecimal digits."""
     state = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

@@ -62,7 +62,7 @@ class CacheEntry:
 
     @property
     def target(self) -> str:
-        """What its code runs on."""
+        """The target of its code."""
         return self.facts.get("device", "any") if self.facts else "unknown"
 
 

@@ -38,7 +38,7 @@ class Prebuilt:
 
     @property
     def target(self) -> str:
-        """What its code runs on: a GPU's architecture, or a level of CPUs."""
+        """The target of its code: a GPU's architecture, or a level of CPUs."""
         facts = self.functions[0]
         return facts["cpu"] if facts["device"] == "cpu" else facts["device"]
 
@@ -52,7 +52,7 @@ def folder() -> Path | None:
 
 
 def libraries() -> tuple[Prebuilt, ...]:
-    """All of them, for every target and from whatever versions."""
+    """All prebuilt libraries, for every target and from whatever versions."""
     place = folder()
     return () if place is None else _read(place)
 

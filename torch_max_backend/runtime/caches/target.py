@@ -66,7 +66,7 @@ def _flags() -> frozenset[str]:
 
 @functools.cache
 def _cpuinfo() -> Mapping[str, str]:
-    """What Linux tells of the first core; nothing elsewhere."""
+    """Linux's description of the first core; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
     for line in cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ():

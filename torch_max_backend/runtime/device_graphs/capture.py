@@ -25,7 +25,7 @@ _BUSY = 3
 
 
 Made = TypeVar("Made", covariant=True)
-"""What a call makes."""
+"""The outputs of a call."""
 
 
 class Recording(Protocol[Made]):

@@ -95,7 +95,7 @@ class Arena:
 
 
 def bytes_over(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
-    """From a tensor's first byte to its last one."""
+    """The number of bytes from a tensor's first byte to its last."""
     if not math.prod(shape):
         return 0
     return (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * dtype.itemsize
@@ -103,5 +103,5 @@ def bytes_over(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype)
 
 @functools.cache
 def common_memory(device: torch.device) -> CommonMemory:
-    """Of ``device``, one for the process."""
+    """The memory that all recordings on ``device`` share: one object for the process."""
     return CommonMemory(device)

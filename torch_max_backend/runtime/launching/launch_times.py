@@ -53,7 +53,7 @@ class LaunchTime:
 
 @dataclass
 class LaunchTimes:
-    """What ``launch_times`` recorded; printed, a table with the longest calls on top."""
+    """The times that ``launch_times`` recorded; printed, a table with the longest calls on top."""
 
     _samples: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=dict)
     _lists: dict[int, LaunchList] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class _WallTimer:
         self._samples.append((time.perf_counter() - begun, time.process_time() - computed))
 
     def samples(self) -> list[tuple[float, float]]:
-        """Of all calls, in their order."""
+        """The samples of all calls, in order."""
         return self._samples
 
 
@@ -217,7 +217,7 @@ class _EventTimer(_WallTimer):
         self._events.append((begin, end))
 
     def samples(self) -> list[tuple[float, float]]:
-        """Of all calls, in their order."""
+        """The samples of all calls, in order."""
         torch.cuda.synchronize(self._device)
         seconds = [begin.elapsed_time(end) / 1e3 for begin, end in self._events]
         return [(own, cpu) for own, (_, cpu) in zip(seconds, self._samples, strict=True)]

@@ -1,4 +1,4 @@
-"""What kernels report of indices outside their dimensions (kernels/common/bounds.mojo), as errors.
+"""Raises errors for indices outside their dimensions, which kernels report (kernels/common/bounds.mojo).
 
 A GPU's kernels write into pinned memory of the host. Looking at it costs a call one load: nothing is waited for, so the
 call that raises is the first one after the kernel has run. Device graphs write there, too: a record never moves.
@@ -44,7 +44,7 @@ class _Word:
 
 @dataclass(frozen=True)
 class _Record:
-    """What one launch reports to.
+    """The record that one launch reports to.
 
     Attributes:
         words: the record.
@@ -95,7 +95,7 @@ class Reports:
             self.wait(device)
 
     def wait(self, device: torch.device) -> None:
-        """As ``raise_found``, of all that is queued on the device."""
+        """As ``raise_found``, after waiting for all work that is queued on the device."""
         if torch.cuda.is_current_stream_capturing():
             # Nothing may be waited for: a later call will find it.
             return
@@ -133,12 +133,12 @@ def _reports(pinned: bool) -> Reports:
 
 
 def _tell_last(reports: Reports) -> None:
-    """What no later call has raised."""
+    """Logs the error that no later call has raised."""
     error = reports.taken()
     if error is not None:
         log.error("%s", error)
 
 
 def reports_of(device: torch.device) -> Reports:
-    """Those that launches on ``device`` make."""
+    """The reports of launches on ``device``."""
     return _reports(device.type == "cuda" and not is_virtual_device_mode())

@@ -50,7 +50,7 @@ HEAD = 3
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a graph drew, its last arguments.
+    """The random draws of a graph, which are its last arguments.
 
     Attributes:
         tensors: as they were drawn.
@@ -65,7 +65,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Called:
-    """What a call made.
+    """The results of a call.
 
     Attributes:
         results: on a GPU, what will be the results when the queue has come to its end.
@@ -80,7 +80,7 @@ class Called:
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """What ``ListRunner`` are made of.
+    """Everything that a ``ListRunner`` is made from.
 
     Attributes:
         listing: the calls.
@@ -168,7 +168,7 @@ class ListRunner:
         return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self.device)
 
     def _encoded(self, listing: LaunchList) -> tuple[list[int], list[int]]:
-        """What ``walk`` in kernels/runner/entries.mojo takes."""
+        """The arguments of ``walk`` in kernels/runner/entries.mojo."""
         code: list[int] = []
         relocations: list[int] = []
         for launch in listing.launches:
@@ -192,7 +192,7 @@ class ListRunner:
         return self._first_result + place.number if place.kind is Kind.RESULT else len(self._bases) - 1
 
     def run(self, args: Sequence[Any]) -> list[Any]:
-        """What the graph returns for ``args``.
+        """The graph's outputs for ``args``.
 
         Raises:
             IndexOutsideError: an index of this call lies outside its dimension, or on a GPU one of an earlier call.
@@ -234,7 +234,7 @@ class ListRunner:
                     _flat(leaving[number]).copy_(self._source(place, leaving[number], arguments, leaving))
 
     def picked(self, leaving: Sequence[Any], args: Sequence[Any], *, in_place: bool = False) -> list[Any]:
-        """What the graph returns, of the list's results and the graph's arguments."""
+        """The graph's outputs, made from the list's results and the graph's arguments."""
         return self._leaving.picked(list(leaving), args, in_place=in_place)
 
     def launched(
@@ -263,7 +263,7 @@ class ListRunner:
         return lent_workspace(self.needed, self.device)
 
     def draw(self) -> Drawn:
-        """What a call gets as its last arguments."""
+        """The last arguments of a call: what was drawn for it."""
         if not self._draws:
             return _NOTHING
         tensors = tuple(draw() for draw in self._draws)

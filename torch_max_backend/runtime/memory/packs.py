@@ -27,7 +27,7 @@ _LARGEST = 4
 """Of the largest value a pack has room for so many. When the backward graph needs several values no more, their memory
 serves for one that is larger than each; but an allocator deals with several pieces better than with one."""
 _BASE_ALIGNMENT = 64
-"""Of a pack itself: as PyTorch's allocator aligns on a CPU."""
+"""The alignment of a pack itself, which is that of PyTorch's allocator on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Packed:
 
     @property
     def bytes(self) -> int:
-        """Of the value."""
+        """The size of the value in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -16,7 +16,7 @@ from torch_max_backend.torch_compat import copy_all, part_of
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of one result; ``shape`` is None, and ``strides`` are of no use, where a size is symbolic."""
+    """One result; where a size is symbolic, ``shape`` is None and ``strides`` have no meaning."""
 
     order: Order
     dtype: torch.dtype
@@ -53,7 +53,7 @@ def _part(whole: torch.Tensor, view: View, of_argument: bool) -> torch.Tensor:
 
 
 class Leaving:
-    """What a graph returns (results, constants, and unchanged arguments), and which arguments it updates.
+    """A graph's outputs (results, constants and unchanged arguments), and the arguments that it updates.
 
     Args:
         outputs: what leaves.
