@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import tempfile
@@ -12,14 +13,22 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from max.dtype import DType
 
 from benchmarks.kernels.convolution.by_kernel import SOURCE, names, question
 from benchmarks.kernels.convolution.drawn import draw
+from benchmarks.kernels.convolution.random_check import random_problem
 from tests.kernels.programs import built
 from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.mojo_ops.convolution import Geometry
+from torch_max_backend.mojo_ops.fused_convolution import FusedPass, phases_in_store
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 EXPECTED = Path(__file__).with_name("convolution_rows.txt")
 PASSES = ("fprop", "dgrad", "wgrad")
+#: With more along an axis no forward pass is read by the copy engine.
+MAX_STRIDE = 8
+MAX_PHASES = 16
 DTYPES = ("bfloat16", "float32")
 
 
@@ -27,7 +36,9 @@ def answers(program: Path) -> str:
     """A line for each problem, a column for each pass; in float32 with TF32."""
     problems = draw("tuning", seed=0, count=150)
     asked = list(product(problems, PASSES, DTYPES))
-    questions = [question(drawn, "sm90", direction, dtype) for drawn, direction, dtype in asked]
+    questions = [
+        question(drawn.convolution.problem(drawn.batch), "sm90", direction, dtype) for drawn, direction, dtype in asked
+    ]
     named = dict(zip(asked, names(program, questions), strict=True))
     rows = [["problem", *PASSES]]
     for drawn in problems:
@@ -49,6 +60,33 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_run_the_kernels_that_are_written_down(program: Path) -> None:
     assert answers(program) == EXPECTED.read_text(), "python -m tests.kernels.test_convolution_rows writes what changed"
+
+
+def forecast(p: ConvolutionProblem, which: FusedPass, dtype: DType) -> int:
+    """What fusion expects of a kernel with a program in its store, 0 where it expects none."""
+    geometry = Geometry(tuple(p.stride), tuple(p.padding), tuple(p.dilation), p.groups)
+    x, w, y = (p.n, *p.input_size, p.c), (p.k, *p.filter_size, p.c // p.groups), (p.n, *p.output_size, p.k)
+    result, a = (y, x) if which == "conv_fprop" else (x, y)
+    return phases_in_store(which, dtype, geometry, list(map(int, result)), list(map(int, a)), w) or 0
+
+
+def test_fusion_expects_what_kernels_with_a_program_in_their_store_take(program: Path) -> None:
+    """Which problems, and for how many phases of a data gradient."""
+    chance = random.Random(2)
+    drawn = [random_problem(chance) for _ in range(600)]
+    # Of 5 to 8 along an axis: what a kernel for more than a few phases takes, and what none does.
+    strides = [[4], [3], [2, 4], [2, 5], [4, 5], [1, 8]]
+    drawn += [ConvolutionProblem.from_sizes(2, 64, 72, [23, 23], [3, 3], stride=stride) for stride in strides]
+    problems = [p for p in drawn if max(p.stride) <= MAX_STRIDE]
+    fused: dict[str, FusedPass] = {"fprop": "conv_fprop", "dgrad": "conv_dgrad"}
+    asked = list(product(problems, fused, (DType.bfloat16, DType.float32)))
+    # Forward passes with so many phases are rare, and not fused, though kernels take some.
+    asked = [each for each in asked if each[1] == "dgrad" or each[0].stride[1] * each[0].stride[2] <= MAX_PHASES]
+    answers = names(program, [question(p, "fused", direction, dtype.name) for p, direction, dtype in asked])
+    found = list(map(int, answers))
+    expected = [forecast(p, fused[direction], dtype) for p, direction, dtype in asked]
+    assert [(got, *each) for got, want, each in zip(found, expected, asked, strict=True) if got != want] == []
+    assert all(found.count(room) >= 5 for room in (1, 8, MAX_PHASES)) and found.count(0) > 500
 
 
 def test_every_fast_kernel_has_a_row() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
@@ -25,16 +25,11 @@ from torch_max_backend.fusion.program import (
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper, target_of
+from torch_max_backend.mojo_ops.fused_convolution import NARROW, FusedPass, phases_in_store
 from torch_max_backend.typed_graph.operations import Call, Value
 
 _PASSES = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
 """The pass of each op, as kernels/convolution/passes.mojo names it."""
-_NARROW = 64
-"""Channels of a result that the kernel for narrow ones computes: an entry's parameter, as what follows."""
-_FEW_PHASES, _MAX_PHASES = 8, 16
-"""Phases of a data gradient that a kernel has room for."""
-_FEW_PIXELS = 1024
-"""Pixels of a result up to which a kernel for few of them runs on a CPU."""
 _LARGE_BYTES = 4 * 2**20
 """The size from which a CPU's caches do not hold a result until a second pass."""
 
@@ -131,8 +126,8 @@ def takes_part(device: DeviceRef) -> bool:
 
 def convolution_alone(value: Value) -> FusedConvolution:
     """The convolution of a result that ``is_suitable``, without a program."""
-    call, geometry = _convolution(value)
-    program = plain_epilogue(_parameters(value, call, geometry))
+    call, _ = _convolution(value)
+    program = plain_epilogue(_parameters(value, call))
     return FusedConvolution(call, None, (), program, _sizes(call), [value.size, 0, 0])
 
 
@@ -147,33 +142,32 @@ def _position(leaf: Leaf) -> int:
 
 
 def is_suitable(value: Value) -> bool:
-    """Whether the value is a convolution that the Hopper kernels with an epilogue compute: of 16 bits, ungrouped, over
-    two axes, with channels in 16-byte rows."""
-    if not _is_convolution(value) or value.dtype not in (DType.bfloat16, DType.float16):
-        return False
+    """Whether the value is a convolution that the Hopper kernels with a program in their store compute."""
+    return _is_convolution(value) and _phases_in_store(value) is not None
+
+
+def _phases_in_store(value: Value) -> int | None:
+    """``phases_in_store`` of a value that ``_is_convolution``; None where an extent is symbolic, too."""
     call, geometry = _convolution(value)
-    shapes = [each.shape for each in (*call.results, *call.operands[:2])]
-    if any(shape is None for shape in shapes):
-        return False
-    result, source, weight = (list(shape) for shape in shapes if shape is not None)
-    flat = all(shape[1] == 1 for shape in (result, source, weight))
-    rows = result[4] % 8 == source[4] % 8 == 0
-    return flat and geometry.groups == 1 and rows and geometry.phases <= _MAX_PHASES
+    result, a, w = (each.shape for each in (*call.results, *call.operands[:2]))
+    if result is None or a is None or w is None:
+        return None
+    which = cast("FusedPass", call.kernel)
+    return phases_in_store(which, value.dtype, geometry, result, a, w)
 
 
 def _suits_cpu(value: Value) -> bool:
     """Whether the value is a convolution of known sizes and a large result, which is made in blocks of rows.
 
     Forward alone: taking in a mask or a residual's gradient made no step faster on a CPU. Nothing is gained where a
-    result stays in the cache, either.
+    result stays in the cache, either. Kernels that make a result in no such blocks run the program behind it.
     """
     if not _is_convolution(value):
         return False
     call, _ = _convolution(value)
     if call.kernel != "conv_fprop" or value.shape is None or any(each.shape is None for each in call.operands[:2]):
         return False
-    large = value.size * value.dtype.size_in_bytes >= _LARGE_BYTES
-    return large and value.size // value.shape[4] > _FEW_PIXELS
+    return value.bytes >= _LARGE_BYTES
 
 
 def _is_convolution(value: Value) -> bool:
@@ -212,9 +206,9 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
 
 
 def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> FusedConvolution | None:
-    call, geometry = _convolution(leaf.value)
+    call, _ = _convolution(leaf.value)
     if device.is_gpu():
-        which = _parameters(leaf.value, call, geometry)
+        which = _parameters(leaf.value, call)
     else:
         which = f'DType.{leaf.value.dtype.name}, "{call.function.symbol}"'
     program = generate_epilogue(group.terms, loops, leaf, which, target_of(device))
@@ -231,12 +225,11 @@ def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> F
     return FusedConvolution(call, leaf, inputs, program, _sizes(call), extents, frozenset(ordered))
 
 
-def _parameters(value: Value, call: Call, geometry: Geometry) -> str:
+def _parameters(value: Value, call: Call) -> str:
     """Which kernel makes the convolution's result ``value``, and which function does without."""
     assert value.shape is not None
-    phases = 1 if call.kernel == "conv_fprop" else geometry.phases
-    room = 1 if phases == 1 else _FEW_PHASES if phases <= _FEW_PHASES else _MAX_PHASES
-    narrow = _NARROW if value.shape[4] <= _NARROW else 0
+    room = _phases_in_store(value)
+    narrow = NARROW if value.shape[4] <= NARROW else 0
     return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
 
 

@@ -21,10 +21,11 @@ import torch
 from benchmarks import RESULTS, records
 from benchmarks.kernels.convolution import cpu
 from benchmarks.kernels.convolution.calls import which_of
-from benchmarks.kernels.convolution.drawn import GPU, PASSES, Drawn, draw
+from benchmarks.kernels.convolution.drawn import GPU, PASSES, draw
 from tests.kernels.programs import built
 from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.mojo_ops.convolution import workspace_limit
+from torch_max_backend.problems.convolution import ConvolutionProblem
 
 SOURCE = Path(__file__).with_name("kernel_names.mojo")
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -37,9 +38,8 @@ MEASURED = {
 }
 
 
-def question(drawn: Drawn, table: str, direction: str, dtype: str) -> str:
+def question(p: ConvolutionProblem, table: str, direction: str, dtype: str) -> str:
     """The program's argument, for fprop, dgrad or wgrad with tensors at aligned addresses; float32 may be TF32."""
-    p = drawn.convolution.problem(drawn.batch)
     on_gpu = table != "cpu"
     # On a CPU filters lie in PyTorch's order.
     settings = [workspace_limit(p, ITEMSIZES[dtype], on_gpu=on_gpu), 1, int(not on_gpu)]
@@ -68,7 +68,10 @@ def rows(table: str, dtype: str, document: dict[str, Any], program: Path) -> lis
             asked.append((which_of(case).value.removeprefix("conv_"), drawn))
             ratios.append(row["ratio"])
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    answers = names(program, [question(drawn, table, direction, dtype) for direction, drawn in asked])
+    answers = names(
+        program,
+        [question(drawn.convolution.problem(drawn.batch), table, direction, dtype) for direction, drawn in asked],
+    )
     for (direction, _), kernel, ratio in zip(asked, answers, ratios, strict=True):
         found[kernel, direction].append(ratio)
     return [

@@ -1,6 +1,7 @@
 """Says which kernel each convolution gets; runs nothing.
 
-An argument is a problem: the table (`cpu`, `gpu` or `sm90`), the pass (`fprop`, `dgrad` or `wgrad`), the dtype, the
+An argument is a problem: the table (`cpu`, `gpu`, `sm90`, or `fused` for the phases that the kernel with a program in its
+store has room for), the pass (`fprop`, `dgrad` or `wgrad`), the dtype, the
 address at which all tensors begin, and the problem's 25 numbers, apart by commas. A compilation for an accelerator tells
 what that has.
 """
@@ -15,7 +16,8 @@ from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.rewrite import is_channels_last_better, rewritten
-from kernels.convolution.sm90.dispatch import SM90_KERNELS
+from kernels.convolution.sm90.dispatch import SM90_KERNELS, runs_fused
+from kernels.convolution.sm90.gemm import FEW_PHASES, MAX_PHASES
 
 
 def problem(words: List[String], first: Int) raises -> ConvolutionProblem:
@@ -71,15 +73,34 @@ def name[
     return GPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
 
 
+def room_in_store[
+    dtype: DType, pass_: Int
+](address: Int, p: ConvolutionProblem) -> String:
+    """The least with which a fused kernel runs the problem, 0 where none does.
+    """
+    var at = Ptr[dtype](unsafe_from_address=address)
+    var t = ConvolutionTensors(at, at, at, NO_EPILOGUE)
+    comptime rooms: Array[Int, 3] = [1, FEW_PHASES, MAX_PHASES]
+    comptime for i in range(3):
+        comptime room = rooms[i]
+        if runs_fused[dtype, pass_, room](t, p):
+            return String(room)
+    return "0"
+
+
 def name[
     dtype: DType
-](words: List[String], p: ConvolutionProblem) raises -> StaticString:
+](words: List[String], p: ConvolutionProblem) raises -> String:
     var address = Int(words[3])
+    if words[0] == "fused":
+        if words[1] == "fprop":
+            return room_in_store[dtype, FPROP](address, p)
+        return room_in_store[dtype, DGRAD](address, p)
     if words[1] == "fprop":
-        return name[dtype, FPROP](words[0], address, p)
+        return String(name[dtype, FPROP](words[0], address, p))
     if words[1] == "dgrad":
-        return name[dtype, DGRAD](words[0], address, p)
-    return name[dtype, WGRAD](words[0], address, p)
+        return String(name[dtype, DGRAD](words[0], address, p))
+    return String(name[dtype, WGRAD](words[0], address, p))
 
 
 def main() raises:

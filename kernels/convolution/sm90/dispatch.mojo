@@ -1,11 +1,11 @@
 """Which kernel runs which problem on Hopper, before gpu/dispatch.mojo is asked."""
 
-from ..kernel import ConvolutionKernel, Heuristic, Table
-from ..passes import DGRAD, FPROP
+from ..kernel import ConvolutionKernel, ConvolutionTensors, Heuristic, Table
+from ..passes import DGRAD, FPROP, ONE_GROUP
 from ..problem import ConvolutionProblem
 from .aligned import needs_alignment, aligned_problem
 from .fused_col2im import FusedCol2im
-from .gemm import Gemm
+from .gemm import Gemm, compiles_fused
 from .grouped import GroupedGemm
 
 comptime _FEW_OF_THREE_AXES = 32
@@ -45,3 +45,20 @@ struct Sm90Heuristic(Heuristic):
 
 
 comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]
+
+
+@no_inline
+def runs_fused[
+    dtype: DType, pass_: Int, room: Int
+](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
+    """Whether the matrix products with a program in their store, which have room for so many phases, run the problem as it
+    is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py) forecasts it.
+    """
+    comptime if compiles_fused[dtype, pass_]():
+        return (
+            not p.is_deep()
+            and (pass_ == FPROP or p.stride_h * p.stride_w <= room)
+            and SM90_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
+            and not needs_alignment[dtype](p)
+        )
+    return False

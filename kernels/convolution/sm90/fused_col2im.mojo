@@ -55,7 +55,7 @@ from .fused_col2im_plan import (
     COLUMNS,
     FILTER_BYTES,
     MAX_CHANNELS,
-    MAX_PHASES,
+    WINDOW_PHASES,
     MAX_STAGES,
     PIXELS,
     RING_BYTES,
@@ -85,7 +85,7 @@ comptime _SHARED_BYTES = 1024 + RING_BYTES + _CONSUMERS * _Z_BYTES + 256
 @always_inline
 def _produce(
     dy_map: TensorMaps[1],
-    plan: Im2colPlan[MAX_PHASES],
+    plan: Im2colPlan[WINDOW_PHASES],
     window: Window,
     ring: UInt32,
     full: UInt32,
@@ -122,7 +122,7 @@ def _lay_filter[
     dtype: DType
 ](
     w: Ptr[dtype],
-    plan: Im2colPlan[MAX_PHASES],
+    plan: Im2colPlan[WINDOW_PHASES],
     window: Window,
     filters: UInt32,
     taps_of_filter: Int32,
@@ -189,7 +189,7 @@ def _gather[
     dtype: DType
 ](
     dx: Ptr[dtype],
-    plan: Im2colPlan[MAX_PHASES],
+    plan: Im2colPlan[WINDOW_PHASES],
     window: Window,
     phase: Int,
     z: UInt32,
@@ -259,7 +259,7 @@ def fused_col2im_kernel[
     dtype: DType
 ](
     dy_map: TensorMaps[1],
-    plan: Im2colPlan[MAX_PHASES],
+    plan: Im2colPlan[WINDOW_PHASES],
     window: Window,
     dx: Ptr[dtype],
     w: Ptr[dtype],

@@ -15,7 +15,7 @@ from .plan import (
 
 comptime MAX_CHANNELS = 4
 """A tap's channels are one 16-byte vector of float32."""
-comptime MAX_PHASES = 4
+comptime WINDOW_PHASES = 4
 """Of a data gradient: strides up to two along both axes."""
 comptime COLUMNS = 64
 """Of z: a (tap, channel) each."""
@@ -111,7 +111,7 @@ def _stages(p: ConvolutionProblem) -> Int:
     return (RING_BYTES - filter_tiles * FILTER_BYTES) // STAGE_BYTES
 
 
-def plan_of(p: ConvolutionProblem) -> Tuple[Im2colPlan[MAX_PHASES], Window]:
+def plan_of(p: ConvolutionProblem) -> Tuple[Im2colPlan[WINDOW_PHASES], Window]:
     """The launch's plan, for problems that `reason_against` has nothing against.
     """
     var h = _rows(p)
@@ -121,7 +121,7 @@ def plan_of(p: ConvolutionProblem) -> Tuple[Im2colPlan[MAX_PHASES], Window]:
     # Phases differ by one pixel at most; the first has the most.
     var tiles_h = ceildiv(ceildiv(p.h, p.stride_h), inner_h)
     var tiles_w = ceildiv(ceildiv(p.w, p.stride_w), inner_w)
-    var plan = Im2colPlan[MAX_PHASES]()
+    var plan = Im2colPlan[WINDOW_PHASES]()
     var d = fprop_axis(p.d, p.t, p.o, 1, 1, 0)
     for a in range(p.stride_h):
         for b in range(p.stride_w):
@@ -152,7 +152,7 @@ def reason_against(p: ConvolutionProblem) -> Optional[String]:
     """
     if p.c > MAX_CHANNELS or p.k % 8 != 0 or p.is_deep():
         return String(t"C = {p.c} and K = {p.k}, or three axes")
-    if p.stride_h * p.stride_w > MAX_PHASES:
+    if p.stride_h * p.stride_w > WINDOW_PHASES:
         return String(t"strides of {p.stride_h} and {p.stride_w}")
     if _stages(p) < max(_MIN_STAGES, ceildiv(p.k, STAGE_LENGTH)):
         return String(t"K = {p.k}: the filter leaves no room")

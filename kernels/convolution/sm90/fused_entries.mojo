@@ -22,34 +22,18 @@ from ...pointwise.program import ProgramOperands, RunPositions
 from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
-from ..passes import FPROP, MOMENTS, NO_SUMS, ONE_GROUP, PRODUCTS
-from ..problem import ConvolutionProblem
-from .aligned import needs_alignment
+from ..passes import MOMENTS, NO_SUMS, PRODUCTS
 from .column_sums import Factor
-from .dispatch import SM90_KERNELS
+from .dispatch import runs_fused
 from .epilogue import apply_epilogue
 from .gemm import (
-    Gemm,
-    compiles_for,
+    compiles_fused,
     run_fused,
     slots_of_sums,
     sums_are_worth_it,
 )
 from .launch import NOWHERE
 from .store import Epilogue
-
-
-@no_inline
-def _gemm_runs[
-    dtype: DType, pass_: Int, room: Int
-](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-    """Whether the matrix products, which have room for so many phases, run the problem as it is.
-    """
-    return (
-        (pass_ == FPROP or p.stride_h * p.stride_w <= room)
-        and SM90_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
-        and not needs_alignment[dtype](p)
-    )
 
 
 def conv_pointwise_sums[
@@ -86,7 +70,7 @@ def conv_pointwise_sums[
     var problem = call.convolution.problem[pass_]()
     var shape = call.convolution.result
     var c = shape[4]
-    var rows = shape[0] * shape[2] * shape[3]
+    var rows = shape.flattened_length() // c
     var x = Ptr[dtype](unsafe_from_address=call.beside[0])
     var mean = Ptr[DType.float32](unsafe_from_address=call.beside[1])
 
@@ -140,8 +124,8 @@ def conv_pointwise_sums[
     comptime launch = run_fused[
         dtype, pass_, narrow, room, heavy, own, sums, factor
     ]
-    comptime if compiles_for[dtype, pass_]():
-        if call.is_aligned() and _gemm_runs[dtype, pass_, room](
+    comptime if compiles_fused[dtype, pass_]():
+        if call.is_aligned() and runs_fused[dtype, pass_, room](
             ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         ):
             comptime if sums == NO_SUMS:

@@ -300,6 +300,12 @@ def _launch_dgrad[
         launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)
 
 
+def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
+    """Whether `run_fused` exists: of float32 a data gradient would need a copy of the filter.
+    """
+    return compiles_for[dtype, pass_]() and dtype != DType.float32
+
+
 # One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
 # a warpgroup multiplies while the other waits for what its epilogue reads.
 comptime _WIDE = 2
