@@ -20,7 +20,7 @@ from benchmarks import zoo
 from torch_max_backend.runtime.launching.runner import drop_workspaces
 
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By rank."""
+"""Channels-last formats by rank."""
 
 
 def drawn(model: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

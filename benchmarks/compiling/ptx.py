@@ -23,7 +23,7 @@ _DECLARED = re.compile(r"(?:\.entry|\.func(?:\s*\([^)]*\))?|\.b8|\.b16|\.b32|\.b
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _DIGEST = re.compile(r"_[0-9a-f]{8}(?=_|$)")
 _DIGITS = 16
-"""Of a kernel's digest."""
+"""Hexadecimal digits of a kernel's digest."""
 
 
 def nameless(text: str) -> str:

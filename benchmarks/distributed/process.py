@@ -81,7 +81,7 @@ class How:
 
 
 def contenders_of(engine: str, gpus: int, chosen: Iterable[str]) -> list[str]:
-    """Those of ``chosen`` that differ there: DDP alone has buckets to cut a graph at, and FSDP moves its parameters."""
+    """Those of ``chosen`` that differ: only DDP has buckets to cut a graph at, and FSDP moves its parameters."""
     if gpus == 1:
         return [name for name in chosen if name != MAX_SPLIT]
     return [name for name in chosen if engine == DDP or name not in (MAX_SPLIT, MAX_CAPTURED)]

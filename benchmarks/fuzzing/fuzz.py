@@ -102,7 +102,7 @@ class Findings:
             records.write(self.folder / f"{self.seed}.json", {**found, **more})
 
     def _operators(self) -> tuple[set[str], set[str]]:
-        """Those that ran, and all that are drawn from."""
+        """The operators that ran, and all that are drawn from."""
         known = {support.name(each) for family in support.families().values() for each in family}
         return known & {op.removesuffix(".default") for op in self.ops}, known
 

@@ -107,7 +107,7 @@ def run(folder: Path, *, jobs: int, seed: int, minutes: float, graphs: int | Non
 
 
 def _cores(number: int, jobs: int) -> list[int]:
-    """Those of a job: each has as many, and at least one."""
+    """The cores of a job: each has as many, and at least one."""
     mine = sorted(os.sched_getaffinity(0))
     return mine[number::jobs] or [mine[number % len(mine)]]
 

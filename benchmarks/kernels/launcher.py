@@ -21,7 +21,7 @@ from torch_max_backend.runtime.launching.threads import team_start
 from torch_max_backend.torch_compat import current_stream_handle
 
 Word = int | torch.Tensor | np.ndarray
-"""Of a call: a number, or a tensor or an array whose address is passed."""
+"""A word of a call: a number, or a tensor or an array whose address is passed."""
 Callee = LibraryFunction | WrittenFunction
 
 _SCRATCH_BYTES = 512 * 2**20

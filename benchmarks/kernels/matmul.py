@@ -52,7 +52,7 @@ class Attention:
     value_size: int
 
     def products(self) -> Iterator[tuple[str, Product]]:
-        """Of the forward and the backward pass."""
+        """The products of the forward and the backward pass."""
         m, n, d, e = self.rows, self.keys, self.size, self.value_size
         shapes = {
             "Q K^T": (m, d, n, False, True),
@@ -85,7 +85,7 @@ class Product:
         return (a.mT if self.a_turned else a), (b.mT if self.b_turned else b)
 
     def elements(self) -> int:
-        """Of the operands and the result."""
+        """The number of elements of the operands and the result."""
         return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 

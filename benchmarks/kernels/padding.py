@@ -39,7 +39,7 @@ class Drawn:
         return functional.pad(x, numbers, mode="reflect" if self.mirrored else "replicate")
 
     def numbers(self) -> list[int]:
-        """Of the entries."""
+        """The numbers that the entries take."""
         missing = [0] * (6 - 2 * len(self.borders))
         return [*missing, *(number for pair in self.borders for number in pair), int(self.mirrored)]
 

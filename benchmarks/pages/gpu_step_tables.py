@@ -13,7 +13,7 @@ STEPS = "training_steps_h200_bf16"
 _MEMORY = "step_memory_h200_bf16"
 _KINDS = "step_times_h200"
 _MIN_MS = 0.25
-"""Of a kind of kernels in some model, for a row of its own."""
+"""Milliseconds from which a kind of kernels has a row of its own."""
 
 
 def step_of(model: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _kind(name: str) -> str:
 
 
 def speeds() -> dict[str, dict[str, float]]:
-    """Of each file, in words, the mean speed of each contender over eager's."""
+    """The mean speed of each contender over eager's, by a description of each file."""
     found: dict[str, dict[str, float]] = {}
     for name in files():
         models = rows_of(name)

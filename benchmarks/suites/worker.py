@@ -121,7 +121,7 @@ class Step:
         return found
 
     def state_bytes(self) -> int:
-        """Of parameters, buffers and the optimizer's state."""
+        """The bytes of parameters, buffers and the optimizer's state."""
         kept = [*self.model.parameters(), *self.model.buffers()]
         kept += [
             each for state in self._optimizer.state.values() for each in state.values() if isinstance(each, Tensor)

@@ -48,7 +48,7 @@ def _stepper(
 
 
 def _counts(step: Callable[[], object], graphs: list[CompiledGraph]) -> dict[str, int]:
-    """Of the graphs that a step runs."""
+    """The launches and copies of the graphs that a step runs."""
     ran: list[Executable] = []
 
     def noted(executable: Executable, run: Callable[..., Any]) -> Callable[..., Any]:

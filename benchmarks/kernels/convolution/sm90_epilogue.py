@@ -35,7 +35,7 @@ PROBLEMS = (
     Problem("l1", 256, 64, 64, 56, 56, 3, 3, 1, 1, 1),
 )
 SMALL = Problem("small", 3, 72, 40, 15, 17, 3, 3, 1, 1, 1)
-"""Of the epilogues that are not timed."""
+"""The problem of the epilogues that are not timed."""
 
 
 def build() -> dict[str, ListedGraph]:
