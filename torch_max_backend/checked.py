@@ -6,5 +6,5 @@ from beartype import BeartypeConf
 from beartype import beartype as _beartype
 
 beartype = _beartype(conf=BeartypeConf(is_random=False))
-"""As ``beartype.beartype``, but the item of a container that it looks at is not drawn: a draw would move Python's
-``random``, whose numbers belong to the user."""
+"""``beartype.beartype`` without random draws: it checks a fixed item of a container, since a draw would advance
+Python's ``random``, which belongs to the user."""

@@ -54,6 +54,6 @@ def device_ref(device: torch.device) -> DeviceRef:
 
 
 def device_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which dtype a GPU's kernels read a number of the host: they compute in no float64, nor do PyTorch's beside
-    a float32 tensor."""
+    """The dtype in which a GPU's kernels read a number of the host: like PyTorch's beside a float32 tensor, they do not
+    compute in float64."""
     return torch.float32 if dtype is torch.float64 else dtype

@@ -204,8 +204,8 @@ def literals_not_computed() -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def composite_replaced(op: OpOverload, function: Callable[..., Any]) -> Iterator[None]:
-    """In the context ``op``, which PyTorch takes apart wherever it meets it, is ``function``, where Python's dispatcher
-    is on: Dynamo and AOTAutograd turn it on to trace."""
+    """A context in which ``function`` replaces ``op``, a composite operator that PyTorch always decomposes, while
+    Python's dispatcher is on: Dynamo and AOTAutograd turn it on to trace."""
     op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd] = function
     op._dispatch_cache.clear()
     try:
@@ -224,8 +224,8 @@ def attention_order() -> list[SDPBackend]:
 def autograd_cache(
     tag: str, find: Callable[[str], bytes | None], keep: Callable[[str, bytes], object]
 ) -> Iterator[None]:
-    """In the context AOTAutograd looks for what it made of a Dynamo graph before, where its compilers are
-    ``SerializableAOTDispatchCompiler``, and it keeps what it makes. The keys tell the graph, its inputs, AOTAutograd's
+    """A context in which AOTAutograd looks up what it made of a Dynamo graph before, and stores what it makes, if its
+    compilers are ``SerializableAOTDispatchCompiler``. The keys identify the graph, its inputs, AOTAutograd's
     settings, and whether gradients, autocast and deterministic algorithms are on.
 
     Args:
@@ -290,8 +290,8 @@ def altered_arguments(metadata: Any) -> frozenset[int]:
 
 
 def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
-    """Which of a forward graph's outputs autograd may get in another form: tensors of known sizes that it keeps for the
-    backward graph. None where somebody else looks at them: hooks on saved tensors, compiled autograd.
+    """The outputs of a forward graph that autograd may get in another form: tensors of known sizes that it keeps for
+    the backward graph. Empty if anything else may read them: hooks on saved tensors, compiled autograd.
 
     Args:
         metadata: AOTAutograd's, of the forward graph.
@@ -331,8 +331,8 @@ def keep_in_packs(metadata: Any, packs: int, others: Sequence[int]) -> None:
 def tracing_kernels(
     kernels: Mapping[OpOverload, Callable[..., Any] | None], shapes: Mapping[OpOverload, Callable[..., Any]]
 ) -> Iterator[None]:
-    """In the context tracing calls a function of ours for an op in front of autograd, or the op's own kernels, where
-    PyTorch has registered a decomposition in Python there. No table of decompositions reaches that place.
+    """A context in which tracing calls a function of ours for an op before autograd sees it, or the op's own kernels
+    where PyTorch has registered a decomposition in Python. No table of decompositions is consulted there.
 
     Args:
         kernels: the functions; None for the op's own kernels.

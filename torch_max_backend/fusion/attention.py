@@ -105,8 +105,8 @@ def _first_read(call: Call) -> int:
 
 
 def _read_parts(call: Call, kept: Collection[Value]) -> dict[int, _Part]:
-    """The operands that lie in larger tensors, by their numbers. What a program computes is read so where it is read
-    whole: else the rest would be computed for nobody."""
+    """The operands that lie in larger tensors, by their numbers. A program's result is read in place only where all of
+    it is read: otherwise the rest would be computed needlessly."""
     found: dict[int, _Part] = {}
     for tensor in range(3):
         number = _first_read(call) + tensor

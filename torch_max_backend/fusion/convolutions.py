@@ -74,8 +74,8 @@ class FusedConvolution:
 
     @property
     def in_order(self) -> list[frozenset[int]]:
-        """Of the results of ``sums``, and of what is stored, the inputs that they may be written over. The former are
-        running statistics, of which a channel's new value reads that channel's old one alone."""
+        """For each result of ``sums``, and for the stored result, the inputs that it may be written over. The former
+        are running statistics: a channel's new value reads only that channel's old one."""
         running: set[Value] = set()
         results = 0
         if self.sums is not None:

@@ -84,7 +84,7 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
 def values_in_memory(
     operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, parts: set[Value] | None = None
 ) -> tuple[dict[Value, Terms], set[Operation]]:
-    """What has to lie in memory, with the programs that compute it, one for each, and all operations that programs can
+    """The values that must lie in memory, each with the program that computes it, and all operations that programs can
     compute. Partial sums are added to ``parts``."""
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
 

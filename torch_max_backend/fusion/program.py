@@ -44,8 +44,8 @@ _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 MAX_INPUTS = 12
 """The most inputs of a program that is no concatenation."""
 _MAX_NUMBERS_OF_MANY = 4
-"""Of an expression over many tensors that are arguments: a number that is made of sizes would be in another program for
-each set of them."""
+"""The most numbers of an expression over many tensors that are arguments. A number that depends on sizes would
+otherwise give another program for each set of sizes."""
 
 STORED_SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
 """Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
@@ -387,8 +387,8 @@ def ways_of_many(terms: Terms) -> tuple[str, ...] | None:
 
 
 def numbers_of_many(terms: Terms) -> list[tuple[DType, int]]:
-    """What a program over many tensors gets for each of them as arguments of its own: a few numbers, or none, since
-    more would take the room of tensors in a launch."""
+    """The numbers that a program over many tensors takes as arguments for each of them: a few or none, since more would
+    take the room of tensors in a launch."""
     numbers = _numbers(terms)
     return numbers if len(numbers) <= _MAX_NUMBERS_OF_MANY else []
 

@@ -261,8 +261,8 @@ class Terms:
         return self._add((value, at), Step(maker.name, tuple(numbers), value))
 
     def _kind(self, value: Value, depth: int = MAX_DEPTH) -> tuple[int, int]:
-        """Of an expression, whatever its sizes: how many operations it has upon each other, negative, and a checksum of
-        what they are. In its order, the deepest first, operands make one program of what models write down in either.
+        """A key of an expression, whatever its sizes: its depth in operations, negative, and a checksum of them.
+        Operands that are sorted by it, the deepest first, give one program for what models write in either order.
         """
         value = in_memory(value)
         if value in self._kinds:

@@ -236,8 +236,8 @@ class GraphBuilder:
             raise NodesCannotLower(_refused_nodes(error.refused, nodes)) from error
 
     def _lower_all(self, nodes: Sequence[Node]) -> None:
-        """Gives every node its value. Behind a refused one the rest is lowered all the same, so that whoever cuts the
-        graph learns of all that are refused at once."""
+        """Gives every node its value. The nodes behind a refused one are lowered, too, so that the error names all
+        refused nodes at once."""
         refused: dict[Node, str] = {}
         unknown: set[Node] = set()
         for node in nodes:

@@ -1,4 +1,4 @@
-"""What a graph computes from no argument: small tensors that are the same at every call, like the
+"""Values that a graph computes from no argument: small tensors that are the same in every call, like the
 coordinates of a grid. PyTorch computes them once, while the graph is built; MAX would compile code for that.
 """
 
@@ -28,7 +28,7 @@ def attribute_of(node: Node) -> Any:
 def is_constant(node: Node) -> bool:
     """Whether ``node`` is a tensor that the graph itself holds, and small enough to become a part of the MAX graph.
 
-    A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. Nobody can change it: what a model may change,
+    A literal like ``torch.tensor([1.0, 2.0])`` in a model is one. It cannot change: what a model may change,
     parameters, buffers and the tensors of its closures, enters as an argument.
     """
     if node.op == "call_function" and isinstance(node.target, Literal):

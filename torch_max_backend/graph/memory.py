@@ -37,7 +37,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a Dynamo graph keeps for its backward pass, for error messages.
+    """The tensors that a Dynamo graph keeps for its backward pass, for error messages.
 
     Attributes:
         bytes: of all.

@@ -122,8 +122,8 @@ def unsupported_reason(node: Node, device: torch.device, constants: Container[No
 
 
 def _value_dependence(node: Node) -> str | None:
-    """What is known of ``node`` only when it runs: a size that depends on values, or a number that is another one in
-    every call."""
+    """A reason if ``node`` depends on what is known only when it runs: a size that depends on values, or a number that
+    differs in every call."""
     for source in (*node.all_input_nodes, node):
         for expression in _expressions(source):
             if free_unbacked_symbols(expression):

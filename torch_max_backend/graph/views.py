@@ -35,8 +35,8 @@ def looked_at_twice(results: Iterable[object]) -> frozenset[Node]:
 
 
 def viewed(node: Node, updated: Collection[Node], shared: Collection[Node] = ()) -> tuple[Node, View] | None:
-    """The dense value that ``node`` is a view of, and the view; None where the value of ``node`` is dense itself and
-    nobody else's, or no view of anything that is.
+    """The dense value that ``node`` is a view of, and the view; None if ``node`` is dense itself and shares
+    its memory with no other value, or is a view of nothing that does.
 
     Args:
         node: a result; it may be a size.

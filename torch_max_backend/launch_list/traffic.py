@@ -1,17 +1,17 @@
-"""What a launch list's kernels read and write in memory, how much of that is needed, and where the rest comes from.
+"""Counts the bytes that a launch list's kernels read and write in memory, and those that its dependencies require.
 
-A kernel reads each of its operands once and writes each result once: what it reads again from a cache does not count,
-nor what convolutions keep for themselves, nor constants. A value that is broadcast counts with its own bytes.
+A kernel reads each operand once and writes each result once. Repeated reads from a cache, constants, and a
+convolution's own workspace do not count. A value that is broadcast counts with its own bytes.
 
-A *level* says how many reductions and kernels with operands in memory have to end before a value can be computed.
-Needed is
+The *level* of a value is the number of reductions and kernels with operands in memory that must end before it can be
+computed. The required traffic is
 
-- one read of an operand for each convolution, product, pooling or attention (a *kernel of operands*) that has it,
-- one read for each level at which programs or reductions want a value that was there at an earlier one: all of a level
-  could read it together, and what is of the same level could get it from who makes it,
-- one write of what is read so, and of the graph's results.
+- one read of an operand by each convolution, product, pooling or attention (a *kernel of operands*),
+- one read at each level whose programs or reductions use a value of an earlier level: all of a level could read it
+  together, and those of the value's own level could take it from its producer,
+- one write of every value that is read in this way, and of the graph's results.
 
-That is no bound in the strict sense: values could be computed again rather than kept.
+This is no strict lower bound, since values could be recomputed instead of kept.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Avoidable:
 
     Attributes:
         producer: what makes the value, None where it is an argument.
-        consumer: who reads it.
+        consumer: the kernel that reads it.
         bytes: read, and written, if no other kernel needs the value in memory.
         shape: of the value.
         dtype: of the value.
@@ -177,7 +177,7 @@ def _judged(
         maker = makers.get(value)
         made = levels[value] if maker is not None else -1
         if maker is not None and (maker.kind in (REDUCTIONS, NORM_SUMS) or made > levels[list(maker.outputs)[-1]]):
-            # Nobody gets a sum from who adds it up.
+            # A sum is complete only after its kernel has ended.
             made -= 1
         first: dict[int, Kernel] = {}
         needed = value in results

@@ -114,7 +114,7 @@ def _bytes(node: Node) -> int:
 
 
 def _bases_of_views(sizes: dict[Node, int], twins: dict[Node, Node]) -> dict[Node, int]:
-    """What several kept values are views of, all of it, where it is not kept; with its bytes.
+    """The bases of several kept views, where a base itself is not kept, with their bytes.
 
     A part would have to be copied out of it in both passes, but for attention, which reads it where it lies
     (``fusion/attention.py``).
@@ -139,7 +139,7 @@ def _is_for_attention(argument: Node) -> bool:
 
 
 def _chosen(sizes: dict[Node, int], budget: float) -> dict[Node, _Recomputation] | None:
-    """What is computed again so that no more than ``budget`` of the bytes are kept; None where that is not enough.
+    """The values to recompute so that at most ``budget`` of the bytes are kept; None if that is not enough.
 
     Views cost nothing, and are not kept beside what they are views of in any case: they would be copies.
     """

@@ -5,8 +5,8 @@
 However a model spells it, an aten graph has two batched products, a softmax and, between them, views, casts, factors
 and additions. The pass begins at a softmax and reads the graph upwards to the scores' product and downwards to the
 values', then finds autograd's counterparts: its formulas of these few ops always look alike. All of it must be found,
-and nobody else may read probabilities or scores; else the graph stays as it was. So a model that returns its weights,
-and one with dropout of the weights, whose mask eager PyTorch draws for the whole matrix, keep their products.
+and nothing else may read probabilities or scores; otherwise the graph stays as it was. A model that returns its
+weights, and one with dropout of the weights, whose mask eager PyTorch draws for the whole matrix, keep their products.
 
 What a bias's gradient is summed with stays in the graph: it reads the scores' gradient, which the backward op returns.
 """

@@ -23,7 +23,7 @@ class Worker(Protocol):
 
 
 class CommonMemory:
-    """Memory whose contents nobody needs between two replays.
+    """Memory whose contents are not needed between two replays.
 
     Replays follow each other in one queue, so all lists work in the same memory, as large as the largest needs it. A
     device graph has fixed addresses: memory never grows. The first list that is recorded therefore asks what the others

@@ -62,7 +62,7 @@ class SegmentedRunner(ListRunner):
         return found
 
     def run(self, args: Sequence[Any]) -> list[Any]:
-        """What the graph returns for ``args``; where somebody looks at gradients at once, all of it is complete."""
+        """The graph's outputs for ``args``; all of them are complete if gradients may be read at once."""
         # With ``create_graph`` the graph is kept, too.
         if self._waits or graph_is_kept() or torch.is_anomaly_enabled() or watched() or backward_is_traced():
             return self.run_at_once(args)

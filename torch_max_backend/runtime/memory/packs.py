@@ -24,8 +24,8 @@ from torch_max_backend.runtime.tensors.interface import BuiltGraph, InputSpec, O
 MIN_LIMIT = 2**24
 """Bytes that a pack may have in any case."""
 _LARGEST = 4
-"""Of the largest value a pack has room for so many. When the backward graph needs several values no more, their memory
-serves for one that is larger than each; but an allocator deals with several pieces better than with one."""
+"""A pack has room for this many of the largest value. When the backward graph no longer needs several values, their
+memory serves for a larger one; but an allocator deals with several pieces better than with one."""
 _BASE_ALIGNMENT = 64
 """The alignment of a pack itself, which is that of PyTorch's allocator on a CPU."""
 

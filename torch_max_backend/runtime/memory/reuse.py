@@ -1,8 +1,8 @@
 """Saved values whose memory serves as workspace when the backward graph no longer needs them.
 
-That shows where somebody else has such a value: a graph that is kept for another backward pass, hooks on saved tensors,
-a user who asked the graph's node for them. Each call looks for these; where it finds one, what would be written over
-the value goes to memory of its own.
+A value stays as it is while anything else may read it: a graph that is kept for another backward pass, hooks on saved
+tensors, a user who took it from the graph's node. Each call checks this; what would be written over such a value gets
+memory of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch_max_backend.runtime.tensors.interface import InputSpec
 from torch_max_backend.torch_compat import graph_is_kept, storage_users
 
 _REFERENCES = 4
-"""To an argument that AOTAutograd has handed over and nobody else has: from the lists ``args`` and ``entering``, and
-from the two functions that look. Should a release of PyTorch keep one, nothing is written over."""
+"""References to an argument that AOTAutograd has handed over and nothing else holds: the lists ``args`` and
+``entering``, and the two functions that look. If a release of PyTorch kept one more, nothing would be written over."""
 
 _ALIGNMENT = 64
 """Bytes: as PyTorch's allocators align, and as launches take for granted where they write."""
