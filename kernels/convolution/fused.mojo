@@ -1,5 +1,5 @@
 """The words of a convolution that is fused with a pointwise program (kernels/pointwise/program.mojo), and with batch
-normalization's sums: `FusedConvolution` in torch_max_backend/fusion/convolutions.py writes them.
+normalization's sums, as `FusedKernel.signature` in torch_max_backend/mojo_ops/fused_convolution.py declares them.
 """
 
 from std.utils.index import IndexList

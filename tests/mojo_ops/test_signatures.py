@@ -29,6 +29,13 @@ def test_words_are_numbers_then_tensors_with_their_extents() -> None:
     assert SCALED.encoded([2, 1]) == [0x4000000000000000, 1, 0]
 
 
+def test_numbers_are_read_by_their_names() -> None:
+    words = SCALED.words([0.1, 3, 7, 9], [("y", (2, 3)), ("x", (4, 5)), ("index", (6,))])
+    numbers = [word for word in words if isinstance(word, int)]
+    assert SCALED.named(numbers) == {"factor": 0.1, "rounds": 3, "places": (7, 9)}
+    assert sorting.FAMILY["sort_rows"].named([]) == {}
+
+
 def test_addresses_alone() -> None:
     signature = Signature("bare", (Tensor("y", "dtype", None),), (Tensor("x", "dtype", 1),))
     assert signature.words([], [("y", (2, 3)), ("x", (4,))]) == ["y", "x", 4]

@@ -14,8 +14,8 @@ from max.graph import DeviceRef
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.convolutions import FusedConvolution, convolution_alone, is_suitable, takes_part
 from torch_max_backend.fusion.dependencies import Dependencies
-from torch_max_backend.fusion.program import STORED_SUMS
 from torch_max_backend.fusion.terms import in_memory
+from torch_max_backend.mojo_ops.fused_convolution import STORED_SUMS
 from torch_max_backend.typed_graph.operations import Call, Operation, Value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import cast, get_args
 
 from max.graph import DeviceRef
 
@@ -24,12 +24,10 @@ from torch_max_backend.fusion.program import (
 )
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.mojo_ops.convolution import Geometry
-from torch_max_backend.mojo_ops.functions import is_hopper, target_of
-from torch_max_backend.mojo_ops.fused_convolution import NARROW, FusedPass, phases_in_store
-from torch_max_backend.typed_graph.operations import Call, Value
+from torch_max_backend.mojo_ops.functions import is_hopper
+from torch_max_backend.mojo_ops.fused_convolution import NARROW, FusedKernel, FusedPass, phases_in_store
+from torch_max_backend.typed_graph.operations import Call, Operand, Result, Value, Word
 
-_PASSES = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
-"""The pass of each op, as kernels/convolution/passes.mojo names it."""
 _LARGE_BYTES = 4 * 2**20
 """The size from which a CPU's caches do not hold a result until a second pass."""
 
@@ -43,8 +41,7 @@ class FusedConvolution:
         leaf: of the program of its result's only reader, that is the convolution's result; None without such a program.
         others: what the program reads beside that.
         program: all as a function of a library.
-        sizes: the convolution's numbers and shapes, as the function takes them.
-        program_numbers: the program's.
+        loop_nest: extents of the program's loops, then strides and starts of its operands.
         ordered: which of ``others``, by their numbers, are read at each element's own place alone, just before it is
             stored.
         sums: batch normalization's reduction of what is stored (``column_sums.py``).
@@ -54,15 +51,25 @@ class FusedConvolution:
     leaf: Leaf | None
     others: tuple[Value, ...]
     program: Program
-    sizes: list[int]
-    program_numbers: list[int]
+    loop_nest: list[int]
     ordered: frozenset[int] = frozenset()
     sums: Call | None = None
 
     @property
-    def numbers(self) -> list[int]:
-        """The words in front of the program's numbers."""
-        return [*self.sizes, *(self.sums.numbers if self.sums is not None else ())]
+    def words(self) -> tuple[Word, ...]:
+        """The words of a call that reads ``inputs``."""
+        kernel = self.program.convolution
+        assert kernel is not None
+        signature = kernel.signature(len(self.others))
+        numbers = kernel.numbers(
+            self.convolution.numbers,
+            _shapes(self.convolution),
+            self.sums.numbers if self.sums is not None else (),
+            self.loop_nest,
+        )
+        places: list[tuple[Word, tuple[()]]] = [(Result(number), ()) for number in range(len(signature.results))]
+        places += [(Operand(number), ()) for number in range(len(signature.operands))]
+        return tuple(signature.words(numbers, places))
 
     @property
     def inputs(self) -> list[Value]:
@@ -127,8 +134,7 @@ def takes_part(device: DeviceRef) -> bool:
 def convolution_alone(value: Value) -> FusedConvolution:
     """The convolution of a result that ``is_suitable``, without a program."""
     call, _ = _convolution(value)
-    program = plain_epilogue(_parameters(value, call))
-    return FusedConvolution(call, None, (), program, _sizes(call), [value.size, 0, 0])
+    return FusedConvolution(call, None, (), plain_epilogue(_hopper_kernel(value, call)), [value.size, 0, 0])
 
 
 def _is_whole(leaf: Leaf, group: Group) -> bool:
@@ -149,11 +155,8 @@ def is_suitable(value: Value) -> bool:
 def _phases_in_store(value: Value) -> int | None:
     """``phases_in_store`` of a value that ``_is_convolution``; None where an extent is symbolic, too."""
     call, geometry = _convolution(value)
-    result, a, w = (each.shape for each in (*call.results, *call.operands[:2]))
-    if result is None or a is None or w is None:
-        return None
-    which = cast("FusedPass", call.kernel)
-    return phases_in_store(which, value.dtype, geometry, result, a, w)
+    shapes = _shapes(call)
+    return phases_in_store(_pass_of(call), value.dtype, geometry, *shapes) if shapes else None
 
 
 def _suits_cpu(value: Value) -> bool:
@@ -173,7 +176,7 @@ def _suits_cpu(value: Value) -> bool:
 def _is_convolution(value: Value) -> bool:
     """Whether the value is the result of a forward pass, or a data gradient, of known geometry."""
     maker = value.maker
-    return isinstance(maker, Call) and maker.kernel in _PASSES and isinstance(maker.facts, Geometry)
+    return isinstance(maker, Call) and maker.kernel in get_args(FusedPass) and isinstance(maker.facts, Geometry)
 
 
 def _convolution(value: Value) -> tuple[Call, Geometry]:
@@ -207,33 +210,38 @@ def _is_read_by(leaf: Leaf, group: Group, groups: Sequence[Group], kept: Collect
 
 def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> FusedConvolution | None:
     call, _ = _convolution(leaf.value)
-    if device.is_gpu():
-        which = _parameters(leaf.value, call)
-    else:
-        which = f'DType.{leaf.value.dtype.name}, "{call.function.symbol}"'
-    program = generate_epilogue(group.terms, loops, leaf, which, target_of(device))
+    kernel = (_hopper_kernel if device.is_gpu() else _cpu_kernel)(leaf.value, call)
+    program = generate_epilogue(group.terms, loops, leaf, kernel)
     if program is None:
         return None
     rest = [each for each in group.terms.leaves if each is not leaf]
     others = [strides for each, strides in zip(group.terms.leaves, loops.strides, strict=True) if each is not leaf]
     strides = [[0] * len(loops.extents), *map(list, others)]
     starts = [0, *(each.map.constant for each in rest)]
-    extents = [*loops.extents, *(stride for each in strides for stride in each), *starts]
+    loop_nest = [*loops.extents, *(stride for each in strides for stride in each), *starts]
     inputs = tuple(each.value for each in rest)
     # A CPU's convolution stores its own results before the program reads anything.
     ordered = (number for number, each in enumerate(rest) if _is_whole(each, group) and device.is_gpu())
-    return FusedConvolution(call, leaf, inputs, program, _sizes(call), extents, frozenset(ordered))
+    return FusedConvolution(call, leaf, inputs, program, loop_nest, frozenset(ordered))
 
 
-def _parameters(value: Value, call: Call) -> str:
-    """Which kernel makes the convolution's result ``value``, and which function does without."""
-    assert value.shape is not None
+def _hopper_kernel(value: Value, call: Call) -> FusedKernel:
+    """The kernel that makes the convolution's result ``value``, which ``is_suitable``."""
     room = _phases_in_store(value)
+    assert value.shape is not None and room is not None
     narrow = NARROW if value.shape[4] <= NARROW else 0
-    return f'DType.{value.dtype.name}, {_PASSES[call.kernel]}, {narrow}, {room}, "{call.function.symbol}"'
+    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, room)
 
 
-def _sizes(call: Call) -> list[int]:
-    """A convolution's numbers and shapes."""
+def _cpu_kernel(value: Value, call: Call) -> FusedKernel:
+    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "cpu")
+
+
+def _pass_of(call: Call) -> FusedPass:
+    return cast("FusedPass", call.kernel)
+
+
+def _shapes(call: Call) -> list[tuple[int, ...]]:
+    """The shapes of a convolution's result and of what it reads, none where one is not known."""
     shapes = [each.shape for each in (*call.results, *call.operands[:2])]
-    return [*call.numbers, *(extent for shape in shapes for extent in shape or ())]
+    return [shape for shape in shapes if shape is not None] if None not in shapes else []

@@ -12,7 +12,9 @@ from max.dtype import DType
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
+from torch_max_backend.mojo_ops import fused_convolution
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
+from torch_max_backend.mojo_ops.fused_convolution import FusedKernel
 from torch_max_backend.mojo_ops.signatures import Family
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
@@ -47,11 +49,7 @@ _MAX_NUMBERS_OF_MANY = 4
 """The most numbers of an expression over many tensors that are arguments. A number that depends on sizes would
 otherwise give another program for each set of sizes."""
 
-STORED_SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
-"""Reductions that a convolution's store takes in: by op, what the kernel has to add up, as passes.mojo names it."""
-
 _MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "RunPositions")})
-_PASSES = frozenset(("convolution.passes", name) for name in ("FPROP", "DGRAD", *STORED_SUMS.values()))
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Program:
         digits: how many digits an element's number has.
         vector: how many neighbouring elements a thread computes at once.
         parts: how many such vectors a GPU's thread reads before it computes.
-        convolution: the entry's parameters that say which convolution's result the function gets.
+        convolution: the one whose result the function gets, where it gets one.
         guards: how many of the operands are conditions.
         numbers: how many of them are numbers.
         reduction: what is made of the function's values, where it has any.
@@ -120,7 +118,7 @@ class Program:
     operands: int
     digits: int
     vector: int
-    convolution: str = ""
+    convolution: FusedKernel | None = None
     guards: int = 0
     numbers: int = 0
     reduction: Accumulation | None = None
@@ -130,9 +128,8 @@ class Program:
 
     @property
     def _name(self) -> str:
-        text = (
-            f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {self.convolution} {self.guards}"
-        )
+        convolution = self.convolution.parameters if self.convolution else ""
+        text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {convolution} {self.guards}"
         text += f" {self.numbers} {self.parts} "
         if self.reduction is not None:
             text += f"{self.reduction.parameters} {self.reduction.rows}"
@@ -158,8 +155,7 @@ class Program:
         if self.entry.endswith("_many"):
             return [numbers[:1]]
         if self.convolution:
-            first = len(CONVOLUTION["conv_fprop"].numbers)
-            return [numbers[start : start + 5] for start in range(first, first + 15, 5)]
+            return list(fused_convolution.shapes(self.convolution.signature(self.operands - 1).named(numbers)))
         return [numbers[1 : 4 if self.reduction is not None else 2]]
 
     @property
@@ -167,7 +163,7 @@ class Program:
         """The entry with the function as a parameter."""
         if self.convolution:
             vector = f", {self.vector}" if self.target == "cpu" else ""
-            counts = f"{self.convolution}{vector}, {self.operands}, {self.digits}"
+            counts = f"{self.convolution.parameters}{vector}, {self.operands}, {self.digits}"
             return f'{self.entry}["{self.target}", {counts}, {self.name}]'
         many = f"{self.operands}, {self.name}, {self.vector}, {self.ordered}"
         if self.entry == "reduction_many" and self.reduction is not None:
@@ -188,7 +184,7 @@ class Program:
         values = {("reduction.values", "Values")} if self.reduction else set()
         if self.convolution:
             module = f"{own}.fused_entries"
-            values |= _PASSES
+            values |= fused_convolution.NAMES
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
         functions = {("common.arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
@@ -232,7 +228,7 @@ class Program:
             return f") -> {self.reduction.values}"
         if not self.convolution:
             return ")"
-        vector = f"SIMD[{self.convolution.partition(',')[0]}, width]"
+        vector = f"SIMD[DType.{self.convolution.dtype.name}, width]"
         return f", c: {vector}) -> {vector}"
 
 
@@ -417,10 +413,9 @@ def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu
     return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered, ops=ops_of(terms))
 
 
-def generate_epilogue(
-    terms: Terms, loops: LoopNest, handed: Leaf, convolution: str, target: Literal["cpu", "gpu"]
-) -> Program | None:
+def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: FusedKernel) -> Program | None:
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
+    target = convolution.target
     vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
     ways = _ways(terms, loops, vector, target, handed.value.shape)
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
@@ -428,9 +423,9 @@ def generate_epilogue(
     body = _body(terms, ways, handed=handed, short=_short(terms, target))
     operands = len(terms.roots) + len(terms.leaves) - 1
     if target == "gpu":
-        convolution += f", {_is_heavy(terms)}"
+        convolution = replace(convolution, heavy=_is_heavy(terms))
     digits, ops = len(loops.extents), ops_of(terms)
-    return Program("conv_pointwise", target, body, operands, digits, vector, convolution, ops=ops)
+    return Program(convolution.entry, target, body, operands, digits, vector, convolution, ops=ops)
 
 
 def _is_heavy(terms: Terms) -> bool:
@@ -438,17 +433,17 @@ def _is_heavy(terms: Terms) -> bool:
     return any(not isinstance(step, Leaf) and step.name in _HEAVY for step in terms.steps)
 
 
-def plain_epilogue(convolution: str) -> Program:
+def plain_epilogue(convolution: FusedKernel) -> Program:
     """The program that stores a convolution's result as it is."""
-    return Program("conv_pointwise", "gpu", _PLAIN, 1, 1, _EPILOGUE_VECTOR, f"{convolution}, False")
+    return Program(convolution.entry, "gpu", _PLAIN, 1, 1, _EPILOGUE_VECTOR, convolution)
 
 
 def summing(program: Program, op: str, plain: str) -> Program:
     """A convolution's program together with the reduction ``op``; ``plain`` is the function for that alone."""
-    own = program.body != _PLAIN
-    return replace(
-        program, entry="conv_pointwise_sums", convolution=f'{program.convolution}, {STORED_SUMS[op]}, "{plain}", {own}'
-    )
+    assert program.convolution is not None
+    has_program = program.body != _PLAIN
+    kernel = replace(program.convolution, sums=op, plain_sums=plain, has_program=has_program)
+    return replace(program, entry=kernel.entry, convolution=kernel)
 
 
 def numbers_of(terms: Terms, loops: LoopNest) -> list[int]:

@@ -151,15 +151,10 @@ class _Calls:
         """What a convolution stores, and before it what is made of its sums."""
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
         ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]
-        made = self._program(
-            chosen.program,
-            chosen.program_numbers,
-            chosen.inputs,
-            results,
-            chosen.in_order,
-            _joined(ops),
-            chosen.numbers,
-        )
+        require_function(chosen.program)
+        made, in_order = tuple(result.like() for result in results), dict(enumerate(chosen.in_order))
+        inputs, words = tuple(chosen.inputs), chosen.words
+        self._graph.add(Call(inputs, made, chosen.program, words, PROGRAM, in_order=in_order, op=_joined(ops)))
         return dict(zip(results, made, strict=True))
 
     def of_concatenation(self, chosen: Concatenation) -> Value:
@@ -205,16 +200,14 @@ class _Calls:
         roots: Sequence[Value],
         in_order: Sequence[frozenset[int]],
         ops: str,
-        before: Sequence[int] = (),
     ) -> tuple[Value, ...]:
-        """The results of a call with the numbers of a loop nest and others before them, as many inputs as such a
-        function has, and results like ``roots``."""
+        """The results, like ``roots``, of a call with the numbers of a loop nest and as many inputs as such a function
+        has."""
         require_function(function)
         read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
         # What stands behind the inputs is not read.
         words = behind_numbers(sizes, len(roots), [min(number, len(read) - 1) for number in range(padded(len(read)))])
         results = tuple(root.like() for root in roots)
-        words = (*before, *words)
         call = Call(tuple(read), results, function, words, PROGRAM, in_order=dict(enumerate(in_order)), op=ops)
         return self._graph.add(call).results
 

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_max_backend.fusion.convolutions import is_suitable
-from torch_max_backend.fusion.program import STORED_SUMS, Program
+from torch_max_backend.fusion.program import Program
 from torch_max_backend.launch_list.listing import home_of
 from torch_max_backend.mojo_ops.functions import Function, LibraryFunction
+from torch_max_backend.mojo_ops.fused_convolution import STORED_SUMS
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Constant, Operation, Value
 

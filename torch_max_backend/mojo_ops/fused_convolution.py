@@ -7,13 +7,17 @@ forecast of it here; tests hold both together. A forecast that fails costs time,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from max.dtype import DType
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.mojo_ops.convolution import Geometry
+from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry
+from torch_max_backend.mojo_ops.normalization import FAMILY as NORMALIZATION
+from torch_max_backend.mojo_ops.signatures import Number, Signature, Tensor, ints
 
 FusedPass: TypeAlias = Literal["conv_fprop", "conv_dgrad"]
 """The passes whose results programs are run over, by the names of their entries."""
@@ -26,6 +30,105 @@ kernels/convolution/sm90/gemm.mojo."""
 _HALVES = (DType.bfloat16, DType.float16)
 _ROW_BYTES = 16
 """Rows of channels of a multiple of this are read as they lie in memory."""
+
+_PASSES: dict[FusedPass, str] = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
+"""As kernels/convolution/passes.mojo names them."""
+STORED_SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
+"""By the entry of a reduction that a convolution's store takes in, what the kernel adds up, as passes.mojo names it."""
+NAMES = frozenset(("convolution.passes", name) for name in (*_PASSES.values(), *STORED_SUMS.values()))
+"""What ``FusedKernel.parameters`` imports: module and name."""
+_TENSORS, _AXES = ("result", "a", "w"), "ndhwc"
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Which convolution a program gets the result of: parameters of the entries.
+
+    Attributes:
+        which: the pass.
+        dtype: of the convolution's operands and result, and of the program's.
+        plain: the symbol of the convolution's own library function, for what the kernel does not take.
+        target: MAX's word for the kind of device; what follows is for Hopper alone.
+        narrow: ``NARROW``, or 0 for any number of channels.
+        room: for so many phases.
+        heavy: a vector of the program needs many registers.
+        sums: the entry of a reduction of what is stored, "" for none.
+        plain_sums: the symbol of its library function.
+        has_program: else what is stored is the convolution's result.
+    """
+
+    which: FusedPass
+    dtype: DType
+    plain: str
+    target: Literal["cpu", "gpu"] = "gpu"
+    narrow: int = 0
+    room: int = 1
+    heavy: bool = False
+    sums: str = ""
+    plain_sums: str = ""
+    has_program: bool = True
+
+    @property
+    def entry(self) -> Literal["conv_pointwise", "conv_pointwise_sums"]:
+        """The entry's name."""
+        return "conv_pointwise_sums" if self.sums else "conv_pointwise"
+
+    @property
+    def parameters(self) -> str:
+        """Mojo source: the entry's parameters behind the target."""
+        dtype, plain = f"DType.{self.dtype.name}", f'"{self.plain}"'
+        if self.target == "cpu":
+            return f"{dtype}, {plain}"
+        kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.room}, {plain}, {self.heavy}"
+        sums = f', {STORED_SUMS[self.sums]}, "{self.plain_sums}", {self.has_program}' if self.sums else ""
+        return kind + sums
+
+    def signature(self, inputs: int) -> Signature:
+        """What a call takes, as `FusedCall` (kernels/convolution/fused.mojo) reads it.
+
+        It has the numbers and shapes of the convolution, the numbers of the sums, and the program's loop nest. Results
+        are those of the sums, then what is stored. Operands are the program's beside the convolution's result, what the
+        sums read beside what is stored, and the convolution's.
+
+        Args:
+            inputs: how many operands the program has beside the convolution's result.
+        """
+        own, sums = FAMILY[self.which], NORMALIZATION[self.sums] if self.sums else None
+        made, beside = (sums.results, sums.operands[1:]) if sums else ((), ())
+        read = (*(Tensor(f"input{n}", f"input{n}", None) for n in range(inputs)), *beside, *own.operands)
+        return Signature(
+            self.entry,
+            results=tuple(tensor.bare for tensor in (*made, *own.results)),
+            operands=tuple(tensor.bare for tensor in read),
+            numbers={**own.numbers, **_SHAPES, **(sums.numbers if sums else {})},
+            listed="loop_nest",
+            after=own.after,
+        )
+
+    def numbers(
+        self, own: Sequence[int], shapes: Sequence[Sequence[int]], sums: Sequence[int], loop_nest: Sequence[int]
+    ) -> list[Number]:
+        """What ``signature`` has for numbers.
+
+        Args:
+            own: the words of the numbers of the convolution's own call.
+            shapes: of result, a and w.
+            sums: the words of the numbers of the sums' own call.
+            loop_nest: extents, strides and starts of the program.
+        """
+        parts = [FAMILY[self.which].named(own), NORMALIZATION[self.sums].named(sums) if self.sums else {}]
+        convolution, statistics = (
+            [number for number in each.values() if not isinstance(number, tuple)] for each in parts
+        )
+        return [*convolution, *itertools.chain(*shapes), *statistics, *loop_nest]
+
+
+_SHAPES = ints(*(f"{tensor}_{axis}" for tensor, axis in itertools.product(_TENSORS, _AXES)))
+
+
+def shapes(named: Mapping[str, Any]) -> list[list[int]]:
+    """The shapes of result, a and w, of rank 5, in the numbers of a call of ``FusedKernel.signature``."""
+    return [[named[f"{tensor}_{axis}"] for axis in _AXES] for tensor in _TENSORS]
 
 
 @beartype

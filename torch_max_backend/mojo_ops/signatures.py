@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from max.dtype import DType
@@ -34,6 +34,11 @@ class Tensor:
     name: str
     dtype: DType | str
     rank: int | None
+
+    @property
+    def bare(self) -> Tensor:
+        """The same without extents."""
+        return replace(self, rank=None)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,21 @@ class Signature:
             for number, kind in zip(fixed, self.numbers.values(), strict=True)
         ]
         return [*words, len(rest), *map(int, rest)] if self.listed else words
+
+    def named(self, words: Sequence[int]) -> dict[str, Number | tuple[int, ...]]:
+        """The numbers of a call by their names: what ``encoded`` is given.
+
+        Args:
+            words: of the call, those in front of the first address at least.
+        """
+        found: dict[str, Number | tuple[int, ...]] = {
+            name: _float_of(word) if kind is float else word
+            for (name, kind), word in zip(self.numbers.items(), words, strict=False)
+        }
+        if self.listed:
+            count, *rest = words[len(self.numbers) :]
+            found[self.listed] = tuple(rest[:count])
+        return found
 
     def words(self, numbers: Sequence[Number], tensors: Iterable[tuple[Address, Sequence[int]]]) -> list[int | Address]:
         """The words of a call.
@@ -196,3 +216,7 @@ def ints(*names: str) -> dict[str, type[Number]]:
 def bits(number: float) -> int:
     """A float64 as the whole number of the same bits."""
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _float_of(word: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", word))[0])
