@@ -1,4 +1,4 @@
-"""What the project measures. `python -m benchmarks` lists the benchmarks and runs one; results/ holds their figures."""
+"""The project's benchmarks. `python -m benchmarks` lists the benchmarks and runs one; results/ holds their figures."""
 
 from pathlib import Path
 

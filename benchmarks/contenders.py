@@ -70,7 +70,7 @@ def compiled(function: Callable[..., Any], name: str, **how: Any) -> Callable[..
 
 
 def label(name: str) -> str:
-    """What pages call the contender of that name."""
+    """The name of a contender on pages."""
     return CONTENDERS[name].label
 
 

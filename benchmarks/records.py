@@ -21,7 +21,7 @@ from torch_max_backend.runtime.caches import cache
 
 @beartype
 def provenance(device: torch.device) -> dict[str, Any]:
-    """What every result file says of its run: date (UTC), hardware, versions (the kernels' by their digest)."""
+    """Facts that every result file has about its run: date (UTC), hardware, versions (the kernels' by their digest)."""
     return {"date": date(), "hardware": hardware(device), "versions": versions(device)}
 
 

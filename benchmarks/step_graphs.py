@@ -12,7 +12,7 @@ from torch_max_backend.graph.compiled import CompiledGraph
 
 CPU = "cpu"
 PLACES = (CPU, *TARGETS)
-"""What graphs can be made for."""
+"""The targets that graphs can be made for."""
 
 
 class WithLoss(nn.Module):

@@ -10,7 +10,7 @@ import sys
 _MODULES = ("rich.style", "max.driver")
 """The first draws a number of Python's ``random``, the second silences another library by environment variables."""
 _OWN = "MODULAR"
-"""What the names of MAX's own variables begin with: where it lies, how it runs."""
+"""Prefixes of MAX's own variables: where it lies, how it runs."""
 
 
 def import_quietly() -> None:

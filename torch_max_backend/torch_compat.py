@@ -309,7 +309,7 @@ def packable_outputs(metadata: Any, outputs: Sequence[Any]) -> frozenset[int]:
 
 
 def static_arguments(metadata: Any) -> Sequence[int]:
-    """Which of a graph's arguments, by number, are parameters and buffers, as AOTAutograd knows them."""
+    """The numbers of a graph's arguments that are parameters and buffers, as AOTAutograd knows them."""
     return tuple(metadata.static_input_indices)
 
 

@@ -1,1 +1,1 @@
-"""What compiling costs, and which models compile whole."""
+"""The cost of compiling, models that compile whole, and launches of training steps."""

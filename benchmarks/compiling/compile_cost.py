@@ -1,4 +1,4 @@
-"""What each library function of a model's training graphs costs to build, alone: CPU seconds, once for a machine.
+"""CPU seconds to build each library function of a model's training graphs by itself, once for a machine.
 
     python -m benchmarks compile_cost [--model resnet18 ...] [--target cpu|sm_90a] [--programs 8] [--json FILE]
 
@@ -36,7 +36,7 @@ WALK = "walk"
 
 
 def functions_of(models: Sequence[str], target: str) -> list[Function]:
-    """What the models' training graphs call."""
+    """The functions that the models' training graphs call."""
     for name in models:
         make, shape = zoo.MODELS[name]
         x, y = torch.randn(2, *shape), torch.zeros(2, dtype=torch.int64)

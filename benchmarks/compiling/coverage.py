@@ -1,4 +1,4 @@
-"""Which published architectures run as launch lists, and what runs elsewhere: on a CPU, or on a GPU that is not there.
+"""Lists which published architectures run as launch lists, on a CPU or on a GPU that is not there, and what does not.
 
 `python -m benchmarks coverage swin_t timm/levit --target sm_90a --autocast bfloat16` builds the graphs of a training
 step of every architecture of `tests/models` so named (a library, "library/name", or how a name begins; all by default),
@@ -40,7 +40,7 @@ DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass
 class Coverage:
-    """What became of one architecture.
+    """The coverage of one architecture.
 
     Attributes:
         name: what its library calls it.

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Comparison:
-    """What two files have in common.
+    """The result of comparing two files.
 
     Attributes:
         launches: how many are equal but for names.
@@ -89,7 +89,7 @@ def _told(graph: str, texts: Sequence[str]) -> list[str]:
 
 
 class _Names:
-    """Which name of before is which one after: one to one."""
+    """A one-to-one map from the names of before to those of after."""
 
     def __init__(self) -> None:
         self.after: dict[str, str] = {}
@@ -127,7 +127,7 @@ class _Launch:
         extents = tuple(tuple(tensor[1:]) for tensor in row["tensors"])
         form = tuple("name" if _is_name(token) else token for token in self.tokens)
         self.key = (form, tuple(row["numbers"]), extents)
-        """What is equal but for names and places."""
+        """Equal for launches that are equal but for names and places."""
 
 
 def _between(before: list[_Launch], after: list[_Launch], names: _Names) -> Iterator[tuple[int | None, str]]:
@@ -145,7 +145,7 @@ def _between(before: list[_Launch], after: list[_Launch], names: _Names) -> Iter
 
 
 def _of_pair(old: _Launch, new: _Launch, names: _Names) -> Iterator[str]:
-    """What differs between a launch and the one in its place."""
+    """The differences between a launch and the one in its place, in words."""
     if not names.agree(old.tokens, new.tokens):
         yield f"called {old.called}, calls {new.called}" if old.called != new.called else "its program has changed"
     yield from _of_lists("number", old.row["numbers"], new.row["numbers"])

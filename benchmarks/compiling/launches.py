@@ -1,4 +1,4 @@
-"""What training steps launch, to compare two versions of the project: "equal but for names". No GPU has to be there.
+"""Launches of training steps, to compare two versions of the project: "equal but for names". No GPU has to be there.
 
     python -m benchmarks launches --model resnet50 --target sm_90a --json before.json [--ptx]
     python -m benchmarks launches --compare before.json
@@ -69,7 +69,7 @@ def _row(launch: Launch, function: int) -> dict[str, Any]:
 
 
 def _memory(listing: LaunchList) -> dict[str, Any]:
-    """What a launch list says beside its launches."""
+    """The memory of a launch list: all that it has besides launches."""
     return {
         "workspace": listing.workspace,
         "results": [_placed(place) for place in listing.results],
@@ -80,7 +80,7 @@ def _memory(listing: LaunchList) -> dict[str, Any]:
 
 
 class Recording:
-    """What graphs launch, in the form of the result file.
+    """The launches of graphs, in the form of the result file.
 
     Attributes:
         graphs: one row for each, without its launches.
@@ -119,7 +119,7 @@ class Recording:
 
 
 def recorded(models: Mapping[str, tuple[nn.Module, Sequence[torch.Tensor]]], target: str, ptx: bool) -> dict[str, Any]:
-    """What the training steps of some models launch, with their functions and, with ``ptx``, kernels.
+    """The launches of some models' training steps, with their functions and, with ``ptx``, kernels.
 
     Args:
         models: by name, each with the inputs of a call that gives its loss.

@@ -1,1 +1,1 @@
-"""What kernels are measured and checked with: problems of each family, and calls of single library functions."""
+"""Measures and checks kernels: problems of each family, and calls of single library functions."""

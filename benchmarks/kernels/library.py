@@ -1,4 +1,4 @@
-"""What checks and timings of library functions share: tensors as kernels take them, results between guards."""
+"""Shared by checks and timings of library functions: tensors as kernels take them, results between guards."""
 
 from __future__ import annotations
 

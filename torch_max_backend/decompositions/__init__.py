@@ -1,1 +1,1 @@
-"""What aten ops are decomposed into before they are lowered, beyond PyTorch's own tables."""
+"""Decompositions of aten ops before they are lowered, beyond PyTorch's own tables."""

@@ -1,4 +1,4 @@
-"""Which composite operators PyTorch decomposes before we see the graph.
+"""Chooses the composite operators that PyTorch decomposes before we see the graph.
 
 These are PyTorch's core-aten decompositions without the operators that run whole here: decomposing a convolution, a
 pooling or a normalization would hide its backward pass behind dozens of elementwise operators.

@@ -147,7 +147,7 @@ class Program:
         return symbol_of(f"torch_max_{self.entry}_{self._name}_{self.target}", (module for module, _ in self.imports))
 
     def extents(self, numbers: Sequence[int]) -> list[Sequence[int]]:
-        """What a call computes: how many elements or tensors, or a convolution's result, source and filter.
+        """The extents of a call: the number of elements or tensors, or a convolution's result, source and filter.
 
         Args:
             numbers: of the call's words those that are no addresses.

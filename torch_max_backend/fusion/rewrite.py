@@ -148,7 +148,7 @@ class _Calls:
         return self._graph.add(Call(tuple(operands), made, function, tuple(words), ROWS, op=function.ops)).results
 
     def of_absorbed(self, chosen: FusedConvolution, stored: Value) -> dict[Value, Value]:
-        """What a convolution stores, and before it what is made of its sums."""
+        """The values of a fused convolution: those made from its sums, and what it stores."""
         results = [*(chosen.sums.results if chosen.sums is not None else ()), stored]
         ops = [chosen.convolution.op, chosen.program.ops, chosen.sums.op if chosen.sums is not None else ""]
         require_function(chosen.program)

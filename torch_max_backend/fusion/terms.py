@@ -167,7 +167,7 @@ def _operand(value: Value) -> Value:
 
 
 class Terms:
-    """What a program computes for ``roots``: its leaves, its steps, and which step each root is, or is reduced from.
+    """The terms of a program for ``roots``: its leaves, its steps, and the step that each root is, or is reduced from.
 
     Args:
         roots: results of one size, each counted in its own memory order; or results of reductions whose operands are

@@ -470,7 +470,7 @@ def _static_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _own_values(node: Node) -> list[torch.Tensor]:
-    """What the node computes; nothing for an argument and for one that picks from another's results."""
+    """The tensors that the node computes; none for an argument and for a node that picks from another's results."""
     if node.op != "call_function" or node.target is operator.getitem:
         return []
     return list(tensors_of(node.meta.get("val")))

@@ -51,7 +51,7 @@ def draw(
 
 
 def drawn_after(op: Callable[..., Any], *args: Any, after: Any, **kwargs: Any) -> torch.Tensor:
-    """What ``op(*args, **kwargs)`` draws; ``after`` is the result of what draws before."""
+    """The draw of ``op(*args, **kwargs)``; ``after`` is the result of the draw before it."""
     return op(*args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def is_draw(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Draw:
-    """What a graph draws before it runs: a function of no tensor, with its arguments."""
+    """A draw that a graph makes before it runs: a function of no tensor, with its arguments."""
 
     function: Callable[..., torch.Tensor]
     args: tuple[Any, ...]

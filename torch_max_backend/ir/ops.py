@@ -100,7 +100,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[DimLike]) -> TensorValue:
 
 
 def before_broadcast(x: TensorValue) -> TensorValue:
-    """What ``broadcast_to`` spread to ``x`` without adding dimensions, for a reader that spreads too; else ``x``."""
+    """The operand that ``broadcast_to`` spread to ``x`` without adding dimensions; else ``x``."""
     return notes().spread.get(key_of(x), x)
 
 

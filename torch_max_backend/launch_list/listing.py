@@ -76,7 +76,7 @@ class ConstantBytes:
 
 @dataclass(frozen=True)
 class Indexing:
-    """What an error says of a launch that met an index outside its dimension.
+    """The facts that an error reports about a launch that met an index outside its dimension.
 
     Attributes:
         line: of the user's code, "" where it is not known.

@@ -78,7 +78,7 @@ def _axes(
 def by_kernel(
     x: GraphTensor, spatial_rank: int, shape: Sequence[Dim], kernel: Callable[[TensorValue], TensorValue]
 ) -> GraphTensor:
-    """What a kernel makes of ``x`` shown as [N, D, H, W, C], as a tensor of the logical ``shape``.
+    """The result of a kernel on ``x``, shown as [N, D, H, W, C], as a tensor of the logical ``shape``.
 
     A channels-last tensor shows its channels; a contiguous one is shown as N x C planes of one channel, which spares
     the conversion.

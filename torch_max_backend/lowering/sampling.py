@@ -78,7 +78,7 @@ def grid_sampler(
     padding_mode: int,
     align_corners: bool,
 ) -> GraphTensor:
-    """What the points of ``grid`` [N, *points, axes] read in ``x`` [N, C, *extents]."""
+    """Samples ``x`` [N, C, *extents] at the points of ``grid`` [N, *points, axes]."""
     sampling = _sampling(ctx.arg_meta(0), x, interpolation_mode, padding_mode, align_corners)
     return _unflattened(kernels.sample_fprop(_flat(x, sampling), _points(grid), sampling), ctx.out_shape(), sampling)
 

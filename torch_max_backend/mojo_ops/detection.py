@@ -269,7 +269,7 @@ def ps_roi_dgrad(
 
 @beartype
 def deformable_columns(x: TensorValue, offset: TensorValue, mask: TensorValue | None, how: Deformable) -> TensorValue:
-    """What the windows read in ``x`` [N, H * W, C], as columns.
+    """Samples ``x`` [N, H * W, C] at the places of the windows, as columns.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

@@ -176,7 +176,7 @@ class Facts:
     """Facts about a call beyond its operands' shapes and its numbers; each family has a type of its own."""
 
     def outside(self, index: int, size: int) -> str:
-        """What an error says of an index that the call's kernels have reported.
+        """The text of an error about an index that the call's kernels have reported.
 
         Args:
             index: as it was reported.

@@ -46,7 +46,7 @@ def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[fun
 
 @beartype
 def tables_of(axes: Axes, dtype: DType, *, gradient: bool) -> tuple[list[NDArray[Any]], list[int]]:
-    """What the kernels read of the axes: places and weights of D, H and W, and the spans of W.
+    """The tables of the axes for the kernels: places and weights of D, H and W, and the spans of W.
 
     Args:
         axes: D, H and W.

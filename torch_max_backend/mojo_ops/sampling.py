@@ -42,7 +42,7 @@ class SamplingMode(IntEnum):
 
 
 class Padding(IntEnum):
-    """What lies outside, as ``aten.grid_sampler_2d`` counts it."""
+    """The padding outside of an image, as ``aten.grid_sampler_2d`` numbers it."""
 
     ZEROS = 0
     BORDER = 1
@@ -113,7 +113,7 @@ def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[fun
 
 @beartype
 def sample_fprop(x: TensorValue, grid: TensorValue, sampling: Sampling) -> TensorValue:
-    """What the points of ``grid`` read in ``x``.
+    """Samples ``x`` at the points of ``grid``.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

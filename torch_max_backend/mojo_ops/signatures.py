@@ -180,7 +180,7 @@ class Family:
         declared[folder] = self
 
     def __getitem__(self, name: str) -> Signature:
-        """What the entry of that name takes, where it is that of an op.
+        """The signature of the entry of that name, if it is that of an op.
 
         Raises:
             KeyError: there is none.

@@ -55,7 +55,7 @@ class Value:
 
 @dataclass(eq=False, frozen=True)
 class Operation:
-    """What makes values. Immutable, but for what ``TypedGraph`` keeps: operands and position.
+    """An operation, which makes values. Immutable, except for what ``TypedGraph`` keeps: operands and position.
 
     Attributes:
         operands: the values that it reads.

@@ -1,4 +1,4 @@
-"""What the result files of drawn convolutions say of each kernel: which one today's tables give each problem.
+"""Ratios of drawn convolutions by the kernel that today's tables give each problem, from the result files.
 
     python -m benchmarks convolution.by_kernel
 

@@ -1,4 +1,4 @@
-"""What a training step keeps in memory between forward and backward, with max pooling's indices and with offsets.
+"""Bytes that a training step keeps between forward and backward, with max pooling's indices and with offsets.
 
     python -m benchmarks pooling.memory --output benchmarks/results/pooling_memory.json
 

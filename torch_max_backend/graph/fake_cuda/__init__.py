@@ -1,1 +1,1 @@
-"""What tracing on fake CUDA tensors needs, for a GPU that is not present (``ahead``)."""
+"""Support for tracing on fake CUDA tensors, for a GPU that is not present (``ahead``)."""

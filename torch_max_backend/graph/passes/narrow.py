@@ -48,7 +48,7 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _cast_from(node: Any) -> Node | None:
-    """What a node is a copy of in another dtype, of the same strides: a view of one can be one of the other."""
+    """The node that this one copies to another dtype, with the same strides, so that views of both are alike."""
     if not isinstance(node, Node) or node.target not in _CASTS:
         return None
     source = node.all_input_nodes[0]

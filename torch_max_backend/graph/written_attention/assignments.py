@@ -1,4 +1,4 @@
-"""What is left in a graph of assignments to a tensor, ``scores[:, :, 1:, 1:] += bias``, and of their gradients.
+"""Reads assignments to a part of a tensor, ``scores[:, :, 1:, 1:] += bias``, and their gradients, in a graph.
 
 Functionalization makes a copy of the whole tensor of each, which hides that the tensor has only been added to. Here
 such assignments become additions, and what writes back the elements that were there goes.

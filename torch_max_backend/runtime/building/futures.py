@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def started(make: Callable[[], T], name: str) -> Future[T]:
-    """What ``make`` returns in a thread of its own, called ``name``, that does not keep the process from ending.
+    """Calls ``make`` in a thread of its own, called ``name``, which does not keep the process from ending.
 
     A pool's threads would: the interpreter joins them.
     """

@@ -325,7 +325,7 @@ def _bounded(functions: Sequence[Function], bound: float) -> list[list[Function]
 
 
 def _compiled(function: Function, functions: Sequence[Function]) -> Function:
-    """Which of ``functions`` is compiled for one of them: a part of another costs nothing where that is compiled."""
+    """The member of ``functions`` that is compiled for one of them: a part of another one is not compiled again."""
     if not isinstance(function, LibraryFunction):
         return function
     wholes = [each for each in functions if isinstance(each, LibraryFunction) and function.is_part_of(each)]
@@ -333,7 +333,7 @@ def _compiled(function: Function, functions: Sequence[Function]) -> Function:
 
 
 def _expression(function: Function, functions: Sequence[Function]) -> str:
-    """What is compiled for a function. What it calls is its own `rest`, which is loaded wherever the function is."""
+    """The expression that is compiled for a function. It calls its own `rest`, which is loaded with the function."""
     compiled = _compiled(function, functions)
     if isinstance(function, LibraryFunction) and isinstance(compiled, LibraryFunction):
         compiled = replace(compiled, rest=function.rest)

@@ -81,7 +81,7 @@ def kernels_in_words(uses: Counter[str]) -> str:
 
 
 def state() -> str:
-    """What is built now, how much of it is done, and about how long the rest takes; "" where nothing is."""
+    """A report of what is being built, how much of it is done, and about how long the rest takes; "" if nothing is."""
     with _lines.lock:
         known = list(_lines.works)
     if not known:

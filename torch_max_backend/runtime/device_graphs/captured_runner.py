@@ -126,7 +126,7 @@ class CapturedRunner(ListRunner):
         return super().launched(tensors, addresses, self._updated, self._written_over)
 
     def lent_workspace(self) -> contextlib.AbstractContextManager[torch.Tensor]:
-        """What recordings work in, where it suffices: no replay runs beside a plain call."""
+        """The memory that recordings share, if it suffices: no replay runs beside a plain call."""
         large = [memory for memory in self._common.living() if memory.numel() >= self.needed]
         if not large:
             return super().lent_workspace()

@@ -58,7 +58,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packing:
-    """Which value is in which pack. Autograd gets the packs, then the other values in their order.
+    """The assignment of values to packs. Autograd gets the packs, then the other values in their order.
 
     Attributes:
         values: that are packed.
