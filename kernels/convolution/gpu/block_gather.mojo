@@ -134,138 +134,104 @@ def block_gather_kernel[
     )
 
     @always_inline
-    def source_offset(step: Step, i: Int) {imm} -> Tuple[Int, Bool]:
-        var d = Int32(phase.d.first_offset) + step.t * Int32(
-            phase.d.offset_step
+    def a_place(slot: Int32, i: Int) {imm} -> Shared[dtype]:
+        """Where this thread's quad of source row `i` lies in a slot."""
+        return shared.unsafe_offset(
+            Int(slot) * shape.stage_elements()
+            + k_major(thread // 4 + Int32(i * 64), quad)
         )
-        var h = Int32(phase.h.first_offset) + step.r * Int32(
-            phase.h.offset_step
-        )
-        var x = Int32(phase.w.first_offset) + step.s * Int32(
-            phase.w.offset_step
-        )
-        var pixel = (Int(d) * phase.h.source + Int(h)) * phase.w.source + Int(x)
-        var row = source_rows[i]
-        var valid = (
-            step.exists(phase)
-            and UInt32(row.d + d) < UInt32(phase.d.source)
-            and UInt32(row.h + h) < UInt32(phase.h.source)
-            and UInt32(row.w + x) < UInt32(phase.w.source)
-        )
-        return row.base + pixel * channels + Int(step.c), valid
 
     @always_inline
-    def filter_offset(step: Step, column: Int32) {imm} -> Int:
-        """In the gradient: of the filter's element (channel step.c of the group, tap, column).
-        """
-        var tap = (
-            (Int32(phase.d.first_tap) + step.t * Int32(phase.d.tap_step))
-            * filter_r
-            + Int32(phase.h.first_tap)
-            + step.r * Int32(phase.h.tap_step)
-        ) * filter_s + (
-            Int32(phase.w.first_tap) + step.s * Int32(phase.w.tap_step)
+    def b_place(slot: Int32, i: Int) {imm} -> Shared[dtype]:
+        """Where this thread's quad of filter line `i` lies in a slot."""
+        var b = shared.unsafe_offset(
+            Int(slot) * shape.stage_elements() + a_size
         )
-        return (
-            Int(group * depth + step.c) * Int(filter_taps) + Int(tap)
-        ) * Int(columns) + Int(column)
-
-    @always_inline
-    def load(slot: Int32) {mut a_step, mut b_steps, mut k, imm}:
-        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
-        var b = a.unsafe_offset(a_size)
-        comptime for i in range(row_count):
-            var at = a.unsafe_offset(k_major(thread // 4 + Int32(i * 64), quad))
-            comptime if a_quads:
-                var offset, valid = source_offset(a_step, i)
-                copy_quad[dtype](at, source, offset, valid)
-            else:
-                var step = a_step
-                comptime for e in range(QUAD):
-                    var offset, valid = source_offset(step, i)
-                    copy_one[dtype](at.unsafe_offset(e), source, offset, valid)
-                    step.advance(1, depth, phase)
         comptime if forward:
-            comptime for i in range(lines):
-                var line = thread // 4 + Int32(i * 64)
-                var at = b.unsafe_offset(k_major(line, quad))
-                var column = first_column + line
+            return b.unsafe_offset(k_major(thread // 4 + Int32(i * 64), quad))
+        else:
+            return b.unsafe_offset(
+                index_major[dtype, shape.columns](
+                    thread % across * QUAD,
+                    thread // across + Int32(i) * lines_apart,
+                )
+            )
+
+    @always_inline
+    def load_source(slot: Int32) {mut a_step, imm}:
+        comptime for i in range(row_count):
+            var at = a_place(slot, i)
+            var row = source_rows[i]
+            var step = a_step
+            comptime for e in range(1 if a_quads else QUAD):
+                var offset = step.offset(phase)
+                var first = (
+                    row.base + offset.pixels(phase) * channels + Int(step.c)
+                )
+                var valid = step.exists(phase) and row.reaches(offset, phase)
+                comptime if a_quads:
+                    copy_quad[dtype](at, source, first, valid)
+                else:
+                    copy_one[dtype](at.unsafe_offset(e), source, first, valid)
+                    step.advance(1, depth, phase)
+        a_step.advance(STAGE_LENGTH, depth, phase)
+
+    @always_inline
+    def load_filter(slot: Int32) {mut b_steps, mut k, imm}:
+        comptime for i in range(lines):
+            var at = b_place(slot, i)
+            comptime if forward:
                 # A filter of the forward pass has its taps and channels in the reduction's order.
-                var offset = Int(group * columns + column) * Int(total) + Int(
+                var column = first_column + thread // 4 + Int32(i * 64)
+                var first = Int(group * columns + column) * Int(total) + Int(
                     k + quad
                 )
                 comptime if b_quads:
                     copy_quad[dtype](
-                        at, w, offset, column < columns and k + quad < total
+                        at, w, first, column < columns and k + quad < total
                     )
                 else:
                     comptime for e in range(QUAD):
                         copy_one[dtype](
                             at.unsafe_offset(e),
                             w,
-                            offset + e,
+                            first + e,
                             column < columns and k + quad + Int32(e) < total,
                         )
-        else:
-            comptime for i in range(lines):
-                var line = thread // across + Int32(i) * lines_apart
-                var inner = thread % across * QUAD
-                var at = b.unsafe_offset(
-                    index_major[dtype, shape.columns](inner, line)
-                )
-                var column = first_column + inner
-                var offset = filter_offset(b_steps[i], column)
-                var exists = b_steps[i].exists(phase)
+            else:
+                var column = first_column + thread % across * QUAD
+                var step = b_steps[i]
+                var first = (
+                    Int(group * depth + step.c) * Int(filter_taps)
+                    + Int(step.tap(phase, filter_r, filter_s))
+                ) * Int(columns) + Int(column)
+                var exists = step.exists(phase)
                 comptime if b_quads:
-                    copy_quad[dtype](at, w, offset, exists and column < columns)
+                    copy_quad[dtype](at, w, first, exists and column < columns)
                 else:
                     comptime for e in range(QUAD):
                         copy_one[dtype](
                             at.unsafe_offset(e),
                             w,
-                            offset + e,
+                            first + e,
                             exists and column + Int32(e) < columns,
                         )
                 b_steps[i].advance(STAGE_LENGTH, depth, phase)
-        a_step.advance(STAGE_LENGTH, depth, phase)
         k += STAGE_LENGTH
 
     @always_inline
     def round_own(slot: Int32) {imm}:
         """What this thread copied into a slot."""
-        var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
-        var b = a.unsafe_offset(a_size)
         comptime for i in range(row_count):
-            var line = thread // 4 + Int32(i * 64)
-            round_quad(
-                rebind[Shared[DType.float32]](
-                    a.unsafe_offset(k_major(line, quad))
-                )
-            )
+            round_quad(rebind[Shared[DType.float32]](a_place(slot, i)))
         comptime for i in range(lines):
-            comptime if forward:
-                var line = thread // 4 + Int32(i * 64)
-                round_quad(
-                    rebind[Shared[DType.float32]](
-                        b.unsafe_offset(k_major(line, quad))
-                    )
-                )
-            else:
-                var line = thread // across + Int32(i) * lines_apart
-                round_quad(
-                    rebind[Shared[DType.float32]](
-                        b.unsafe_offset(
-                            index_major[dtype, shape.columns](
-                                thread % across * QUAD, line
-                            )
-                        )
-                    )
-                )
+            round_quad(rebind[Shared[DType.float32]](b_place(slot, i)))
 
     var stages = ceildiv(total, Int32(STAGE_LENGTH))
     comptime for i in range(STAGES - 1):
         if Int32(i) < stages:
-            load(Int32(i))
+            load_source(Int32(i))
+            load_filter(Int32(i))
         commit_copies()
     comptime across_warps = Int32(shape.warps_along_columns())
     var row = warp // across_warps * Int32(shape.warp_rows())
@@ -279,7 +245,8 @@ def block_gather_kernel[
         barrier()
         if stage + (STAGES - 1) < stages:
             # The slot that every warp has finished with: the one before this stage's.
-            load((slot + STAGES - 1) % STAGES)
+            load_source((slot + STAGES - 1) % STAGES)
+            load_filter((slot + STAGES - 1) % STAGES)
         commit_copies()
         var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
         var b = a.unsafe_offset(a_size)
@@ -293,13 +260,44 @@ def block_gather_kernel[
             )
         slot = (slot + 1) % STAGES
 
+    _store[dtype, shape, exact, count](
+        result,
+        sums,
+        phase,
+        first_row + row,
+        rows,
+        first_column + column,
+        columns,
+        group,
+        groups,
+        lane,
+    )
+
+
+@always_inline
+def _store[
+    dtype: DType, shape: BlockShape, exact: Bool, count: Int
+](
+    result: Ptr[dtype],
+    sums: Array[Quad, count],
+    phase: Phase,
+    first_row: Int32,
+    rows: Int32,
+    first_column: Int32,
+    columns: Int32,
+    group: Int32,
+    groups: Int32,
+    lane: Int32,
+):
+    """A lane's sums of a warp's tile, which begins at a row of the phase and a column of the group.
+    """
     var result_channels = Int(columns) * Int(groups)
     var pairs = result_channels % 2 == 0 and columns % 2 == 0
     comptime for line in range(shape.warp_rows() // 8):
-        var at_row = first_row + row + Int32(line * 8) + lane // 4
-        if at_row < rows:
+        var row = first_row + Int32(line * 8) + lane // 4
+        if row < rows:
             var target = result.unsafe_offset(
-                result_pixel(phase, at_row) * result_channels
+                result_pixel(phase, row) * result_channels
                 + Int(group * columns)
             )
             comptime for e in range(0, LINE_SUMS, 2):
@@ -307,10 +305,8 @@ def block_gather_kernel[
                 comptime second = sum_index[exact](line, e + 1)
                 var left = sums[first[0]][first[1]].cast[dtype]()
                 var right = sums[second[0]][second[1]].cast[dtype]()
-                var at = first_column + column + sum_column[exact](e, lane)
-                var next = (
-                    first_column + column + sum_column[exact](e + 1, lane)
-                )
+                var at = first_column + sum_column[exact](e, lane)
+                var next = first_column + sum_column[exact](e + 1, lane)
                 if not exact and pairs:
                     if at < columns:
                         target.unsafe_offset(Int(at)).unsafe_store[

@@ -31,6 +31,42 @@ struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
     def exists(self, phase: Phase) -> Bool:
         return self.t < Int32(phase.d.taps)
 
+    @always_inline
+    def offset(self, phase: Phase) -> Offset:
+        """From a row's source pixel to the one under the tap."""
+        return Offset(
+            Int32(phase.d.first_offset) + self.t * Int32(phase.d.offset_step),
+            Int32(phase.h.first_offset) + self.r * Int32(phase.h.offset_step),
+            Int32(phase.w.first_offset) + self.s * Int32(phase.w.offset_step),
+        )
+
+    @always_inline
+    def tap(self, phase: Phase, filter_r: Int32, filter_s: Int32) -> Int32:
+        """The tap's number in a filter [T][filter_r][filter_s]."""
+        return (
+            (Int32(phase.d.first_tap) + self.t * Int32(phase.d.tap_step))
+            * filter_r
+            + Int32(phase.h.first_tap)
+            + self.r * Int32(phase.h.tap_step)
+        ) * filter_s + (
+            Int32(phase.w.first_tap) + self.s * Int32(phase.w.tap_step)
+        )
+
+
+@fieldwise_init
+struct Offset(ImplicitlyCopyable, TrivialRegisterPassable):
+    """In source pixels along each axis."""
+
+    var d: Int32
+    var h: Int32
+    var w: Int32
+
+    @always_inline
+    def pixels(self, phase: Phase) -> Int:
+        return (
+            Int(self.d) * phase.h.source + Int(self.h)
+        ) * phase.w.source + Int(self.w)
+
 
 @fieldwise_init
 struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -42,6 +78,15 @@ struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
     var w: Int32
     var base: Int
     """Of the pixel's first channel in the group; may lie outside the tensor."""
+
+    @always_inline
+    def reaches(self, offset: Offset, phase: Phase) -> Bool:
+        """Whether the pixel at the offset is one of the source's."""
+        return (
+            UInt32(self.d + offset.d) < UInt32(phase.d.source)
+            and UInt32(self.h + offset.h) < UInt32(phase.h.source)
+            and UInt32(self.w + offset.w) < UInt32(phase.w.source)
+        )
 
 
 @always_inline

@@ -142,27 +142,15 @@ def warpgroup_gather_kernel[
     @always_inline
     def load() {mut a, mut b, mut a_step, mut b_step, mut k, imm}:
         """The next stage into registers."""
-        var d = Int32(phase.d.first_offset) + a_step.t * Int32(
-            phase.d.offset_step
-        )
-        var h = Int32(phase.h.first_offset) + a_step.r * Int32(
-            phase.h.offset_step
-        )
-        var x = Int32(phase.w.first_offset) + a_step.s * Int32(
-            phase.w.offset_step
-        )
-        var pixel = (Int(d) * phase.h.source + Int(h)) * phase.w.source + Int(x)
-        var offset = pixel * channels + Int(a_step.c)
+        var offset = a_step.offset(phase)
+        var first = offset.pixels(phase) * channels + Int(a_step.c)
         var exists = a_step.exists(phase)
         comptime for i in range(a_count):
             var row = source_rows[i]
             a[i] = load_vector[dtype](
                 source,
-                row.base + offset,
-                exists
-                and UInt32(row.d + d) < UInt32(phase.d.source)
-                and UInt32(row.h + h) < UInt32(phase.h.source)
-                and UInt32(row.w + x) < UInt32(phase.w.source),
+                row.base + first,
+                exists and row.reaches(offset, phase),
             )
         comptime if forward:
             # A filter of the forward pass has its taps and channels in the reduction's order.
@@ -175,14 +163,7 @@ def warpgroup_gather_kernel[
                 )
             k += steps
         else:
-            var tap = (
-                (Int32(phase.d.first_tap) + b_step.t * Int32(phase.d.tap_step))
-                * filter_r
-                + Int32(phase.h.first_tap)
-                + b_step.r * Int32(phase.h.tap_step)
-            ) * filter_s + (
-                Int32(phase.w.first_tap) + b_step.s * Int32(phase.w.tap_step)
-            )
+            var tap = b_step.tap(phase, filter_r, filter_s)
             var line = (
                 Int(group * depth + b_step.c) * Int(filter_taps) + Int(tap)
             ) * Int(columns)
