@@ -86,9 +86,7 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
         self.made = IndexList[4]()
         comptime if Self.sums != NO_SUMS:
             self.made = arguments.take_words[4]()
-        self.operands = operands_of[Self.count, Self.dims](
-            loop_nest, 0, arguments
-        )
+        self.operands = operands_of[Self.count, Self.dims](loop_nest, arguments)
         self.beside = IndexList[3]()
         comptime beside = Self.sums + 1 if Self.sums != NO_SUMS else 0
         comptime for i in range(beside):

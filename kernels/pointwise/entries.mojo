@@ -1,8 +1,8 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
-A call has a list of numbers, those of its loop nest: the size, then the extents of the digits, then each operand's strides, in the
-order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
-bits. Then come the operands' addresses, results first.
+A call has the size, and a list of numbers, those of its loop nest: the extents of the digits, then each operand's strides, in
+the order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
+bits. Then come the operands' addresses, results first. `Program.signature` in torch_max_backend/fusion/program.py declares it.
 """
 
 from max.gpu.host import DeviceContext
@@ -21,14 +21,13 @@ from .program import ProgramOperands, RunPositions
 def operands_of[
     count: Int, dims: Int, guards: Int = 0, numbers: Int = 0
 ](
-    loop_nest: Operand[DType.int64, 1], first: Int, mut arguments: Arguments
+    loop_nest: Operand[DType.int64, 1], mut arguments: Arguments
 ) raises -> ProgramOperands[count, dims]:
-    """The operands that come next, with the extents and strides that begin at `first`; the last ones are guards, then
-    numbers.
+    """The operands that come next, with their extents and strides; the last ones are guards, then numbers.
     """
     comptime tensors = count - guards - numbers
     comptime placed = count - numbers
-    var wanted = first + dims + placed * (dims + 1) + guards + numbers
+    var wanted = dims + placed * (dims + 1) + guards + numbers
     if loop_nest.dim_size(0) != wanted:
         raise Error(
             t"pointwise: the loop nest has {loop_nest.dim_size(0)} values, not"
@@ -36,13 +35,13 @@ def operands_of[
         )
     var operands = ProgramOperands[count, dims]()
     comptime for k in range(dims):
-        var divisor = Divisor(Int(loop_nest[first + k]))
+        var divisor = Divisor(Int(loop_nest[k]))
         operands.extents[k] = Int(divisor.value)
         operands.multipliers[k] = Int(divisor.multiplier)
         operands.shifts[k] = Int(divisor.shift)
     comptime for i in range(placed * dims):
-        operands.strides[i] = Int(loop_nest[first + dims + i])
-    var next = first + dims + placed * dims
+        operands.strides[i] = Int(loop_nest[dims + i])
+    var next = dims + placed * dims
     comptime for n in range(tensors):
         operands.data[n] = arguments.take_word()
         operands.starts[n] = Int(loop_nest[next + n])
@@ -71,10 +70,10 @@ def pointwise[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """One program over operands of any shapes; a GPU's thread computes `parts` vectors.
     """
+    var size = arguments.take_word()
     var loop_nest = arguments.take_list()
-    var size = Int(loop_nest[0])
     var operands = operands_of[count, dims, guards, numbers](
-        loop_nest, 1, arguments
+        loop_nest, arguments
     )
     var together = 0
     comptime for n in range(count - guards - numbers):

@@ -1,7 +1,7 @@
 """The reduction family's entries in its libraries: a generated program, whose values are reduced, and running sums.
 
-The numbers of a program's loop nest: the operand's outer, reduced and inner extents, then how the program's operands are
-read, as in pointwise/entries.mojo. Then come the operands' addresses, results first.
+A call of a program has the operand's outer, reduced and inner extents, then the loop nest and the operands' addresses as in
+pointwise/entries.mojo.
 """
 
 from max.gpu.host import DeviceContext
@@ -35,12 +35,11 @@ def reduction[
     """One program over operands of any shapes, `rows` where `inner` is 1; a GPU's thread reads `parts` vectors at once.
     """
     comptime P = Reduction[acc, result, kinds, results, count, dims, run]
+    var sizes = arguments.take_words[3]()
+    var extents = Extents(sizes[0], sizes[1], sizes[2])
     var loop_nest = arguments.take_list()
-    var extents = Extents(
-        Int(loop_nest[0]), Int(loop_nest[1]), Int(loop_nest[2])
-    )
     var operands = operands_of[count, dims, guards, numbers](
-        loop_nest, 3, arguments
+        loop_nest, arguments
     )
     var addresses = 0
     comptime for n in range(results, count - guards - numbers):

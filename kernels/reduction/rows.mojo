@@ -34,7 +34,8 @@ trait RowProgram(KernelArgument):
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        """With its operands, as the program's own entry takes them."""
+        """With its operands, as the program's own entry takes them behind its sizes.
+        """
         ...
 
     def is_aligned(self) -> Bool:
@@ -96,7 +97,7 @@ struct ReducedRows[
         var loop_nest = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
-                loop_nest, 3, arguments
+                loop_nest, arguments
             )
         )
 
@@ -181,7 +182,7 @@ struct ComputedRows[
         var loop_nest = arguments.take_list()
         return Self(
             operands_of[Self.count, Self.dims, Self.guards, Self.numbers](
-                loop_nest, 1, arguments
+                loop_nest, arguments
             )
         )
 

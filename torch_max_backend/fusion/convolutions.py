@@ -26,7 +26,7 @@ from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper
 from torch_max_backend.mojo_ops.fused_convolution import NARROW, FusedKernel, FusedPass, phases_in_store
-from torch_max_backend.typed_graph.operations import Call, Operand, Result, Value, Word
+from torch_max_backend.typed_graph.operations import Call, Value, Word, words_of
 
 _LARGE_BYTES = 4 * 2**20
 """The size from which a CPU's caches do not hold a result until a second pass."""
@@ -60,16 +60,13 @@ class FusedConvolution:
         """The words of a call that reads ``inputs``."""
         kernel = self.program.convolution
         assert kernel is not None
-        signature = kernel.signature(len(self.others))
         numbers = kernel.numbers(
             self.convolution.numbers,
             _shapes(self.convolution),
             self.sums.numbers if self.sums is not None else (),
             self.loop_nest,
         )
-        places: list[tuple[Word, tuple[()]]] = [(Result(number), ()) for number in range(len(signature.results))]
-        places += [(Operand(number), ()) for number in range(len(signature.operands))]
-        return tuple(signature.words(numbers, places))
+        return words_of(self.program.signature, numbers)
 
     @property
     def inputs(self) -> list[Value]:

@@ -25,7 +25,7 @@ from torch_max_backend.mojo_ops.matmul import (
     matmul_function,
 )
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Call, Operand, Result, Transpose, Value, Word
+from torch_max_backend.typed_graph.operations import Call, Transpose, Value, words_of
 
 Digits = list[tuple[int, int]]
 """Extents and strides, the highest first."""
@@ -52,10 +52,9 @@ def strided_products(graph: TypedGraph, device: DeviceRef) -> None:
         geometry, a, b, stored = found
         function = matmul_function(device, stored.dtype)
         require_function(function)
-        places: list[tuple[Word, tuple[()]]] = [(Result(0), ()), (Operand(0), ()), (Operand(1), ())]
-        words = STRIDED.words(geometry.numbers(), places)
+        words = words_of(STRIDED, geometry.numbers())
         result = stored.like()
-        graph.add(Call((made.get(a, a), made.get(b, b)), (result,), function, tuple(words), STRIDED.name))
+        graph.add(Call((made.get(a, a), made.get(b, b)), (result,), function, words, STRIDED.name))
         made[stored] = result
         gone.add(call)
     graph.settle(made, gone)

@@ -15,7 +15,7 @@ from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, T
 from torch_max_backend.mojo_ops import fused_convolution
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.fused_convolution import FusedKernel
-from torch_max_backend.mojo_ops.signatures import Family
+from torch_max_backend.mojo_ops.signatures import Family, Signature, addresses, ints
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
 from torch_max_backend.typed_graph.scalars import (
@@ -102,6 +102,7 @@ class Program:
         digits: how many digits an element's number has.
         vector: how many neighbouring elements a thread computes at once.
         parts: how many such vectors a GPU's thread reads before it computes.
+        results: how many of the operands are results.
         convolution: the one whose result the function gets, where it gets one.
         guards: how many of the operands are conditions.
         numbers: how many of them are numbers.
@@ -124,6 +125,7 @@ class Program:
     reduction: Accumulation | None = None
     ordered: int = 0
     parts: int = 1
+    results: int = 1
     ops: str = field(default="", compare=False)
 
     @property
@@ -146,17 +148,38 @@ class Program:
         """The name of the exported C function."""
         return symbol_of(f"torch_max_{self.entry}_{self._name}_{self.target}", (module for module, _ in self.imports))
 
+    @property
+    def signature(self) -> Signature:
+        """What a call takes. One over many tensors takes their count, then ``of_tensor`` for each."""
+        if self.convolution:
+            return self.convolution.signature(self.operands - 1)
+        if self.entry.endswith("_many"):
+            return Signature(self.entry, (), (), ints("tensors"))
+        sizes = ("size",) if self.reduction is None else ("outer", "reduced", "inner")
+        return replace(self.in_rows, numbers=ints(*sizes))
+
+    @property
+    def in_rows(self) -> Signature:
+        """What a call of several programs over the same rows takes for this one."""
+        inputs = self.operands - self.results - self.guards - self.numbers
+        return Signature(self.entry, addresses("result", self.results), addresses("input", inputs), listed="loop_nest")
+
+    @property
+    def of_tensor(self) -> Signature:
+        """What a call over many tensors takes for each, where a number stands in the place of an operand's address."""
+        results, operands = addresses("result", self.results), addresses("operand", self.operands - self.results)
+        return Signature(self.entry, results, operands, ints("size"))
+
     def extents(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         """The extents of a call: the number of elements or tensors, or a convolution's result, source and filter.
 
         Args:
             numbers: of the call's words those that are no addresses.
         """
-        if self.entry.endswith("_many"):
-            return [numbers[:1]]
+        named = self.signature.named(numbers)
         if self.convolution:
-            return list(fused_convolution.shapes(self.convolution.signature(self.operands - 1).named(numbers)))
-        return [numbers[1 : 4 if self.reduction is not None else 2]]
+            return list(fused_convolution.shapes(named))
+        return [[named[name] for name in self.signature.numbers]]
 
     @property
     def expression(self) -> str:
@@ -312,6 +335,7 @@ def _over_all(
         numbers=len(numbers),
         reduction=reduction,
         parts=parts,
+        results=len(terms.roots),
         ops=ops_of(terms),
     )
 
@@ -406,11 +430,11 @@ def generate_many(terms: Terms, ways: Sequence[str], target: Literal["cpu", "gpu
     operands, vector = first + len(numbers), vector_of(terms, target)
     ordered = sum(1 << roots + n for n, way in enumerate(ways) if way == "linear")
     if reduction is not None:
-        return Program(
-            "reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered, ops=ops_of(terms)
-        )
-    ordered += sum(1 << n for n in range(roots))
-    return Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered, ops=ops_of(terms))
+        many = Program("reduction_many", target, body, operands, 1, vector, reduction=reduction, ordered=ordered)
+    else:
+        ordered += sum(1 << n for n in range(roots))
+        many = Program("pointwise_many", target, body, operands, 1, vector, ordered=ordered)
+    return replace(many, results=roots, ops=ops_of(terms))
 
 
 def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: FusedKernel) -> Program | None:
@@ -446,18 +470,22 @@ def summing(program: Program, op: str, plain: str) -> Program:
     return replace(program, entry=kernel.entry, convolution=kernel)
 
 
+def sizes_of(terms: Terms) -> list[int]:
+    """How many elements, or the three extents of what is reduced."""
+    extents = terms.extents
+    return [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
+
+
 def numbers_of(terms: Terms, loops: LoopNest) -> list[int]:
-    """Size, extents, strides and numbers, as kernels/pointwise/entries.mojo takes them; a reduction has three sizes."""
+    """Extents, strides and numbers, as kernels/pointwise/entries.mojo takes them."""
     digits = len(loops.extents)
     strides = [[0] * digits for _ in terms.roots] + [list(each) for each in loops.strides]
     missing = padded(len(terms.leaves)) - len(terms.leaves)
     strides += [[0] * digits] * missing + [list(each) for each in loops.guards]
     starts = [0] * len(terms.roots) + [leaf.map.constant for leaf in terms.leaves] + [0] * missing
     guards = [number for guard in terms.guards for number in (-guard.start, guard.count)]
-    extents = terms.extents
-    sizes = [terms.size] if extents is None else [extents.outer, extents.reduced, extents.inner]
     numbers = [word for _, word in _numbers(terms)]
-    return [*sizes, *loops.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
+    return [*loops.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
 
 
 def _ways(terms: Terms, loops: LoopNest, vector: int, target: str, stored: tuple[int, ...] | None = None) -> list[str]:

@@ -24,12 +24,13 @@ from torch_max_backend.fusion.program import (
     ops_of,
     padded,
     program_of,
+    sizes_of,
     ways_of_many,
 )
 from torch_max_backend.fusion.rows import TARGETS, Rows, rows, rows_function
 from torch_max_backend.fusion.written_sums import write_sums
 from torch_max_backend.mojo_ops.functions import Function, require_function, target_of
-from torch_max_backend.mojo_ops.movement import movement_function
+from torch_max_backend.mojo_ops.movement import movement_function, movement_signature
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import (
     Call,
@@ -38,8 +39,8 @@ from torch_max_backend.typed_graph.operations import (
     Result,
     Value,
     Word,
-    behind_numbers,
     constant,
+    words_of,
 )
 
 PROGRAM, BATCH, ROWS, CONCATENATE = "program", "programs", "rows", "concatenate"
@@ -114,14 +115,21 @@ class _Calls:
         loops = loop_nest_of(terms)
         assert loops is not None
         moved = transposition(terms, loops)
+        read = [leaf.value for leaf in terms.leaves]
+        read = read or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
         if moved is not None:
             function: Function = movement_function("transpose", target_of(self._device), group.roots[0].dtype)
+            words = words_of(movement_signature("transpose"), moved)
         else:
-            function = program_of(terms, loops, target_of(self._device))
-        inputs = [leaf.value for leaf in terms.leaves]
-        sizes = numbers_of(terms, loops) if moved is None else moved
-        in_order = [_ordered(group)] * len(group.roots)
-        return self._program(function, sizes, inputs, group.roots, in_order, ops_of(terms) or "clone")
+            function = program = program_of(terms, loops, target_of(self._device))
+            # What stands behind the inputs is not read.
+            inputs = [min(number, len(read) - 1) for number in range(padded(len(read)))]
+            words = words_of(program.signature, [*sizes_of(terms), *numbers_of(terms, loops)], inputs)
+        require_function(function)
+        results = tuple(root.like() for root in group.roots)
+        in_order = dict.fromkeys(range(len(results)), _ordered(group))
+        ops = ops_of(terms) or "clone"
+        return self._graph.add(Call(tuple(read), results, function, words, PROGRAM, in_order=in_order, op=ops)).results
 
     def of_rows(self, chain: Rows) -> tuple[Value, ...]:
         """The roots of programs over the same rows: how many rows there are, their elements, the first program's
@@ -137,13 +145,13 @@ class _Calls:
                 return Result(results[value])
             return Operand(operands.setdefault(value, len(operands)))
 
-        for group in chain.groups:
+        for group, program in zip(chain.groups, function.programs, strict=True):
             loops = loop_nest_of(group.terms)
             assert loops is not None
-            numbers = numbers_of(group.terms, loops)
             inputs = [leaf.value for leaf in group.terms.leaves]
             inputs += inputs[-1:] * (padded(len(inputs)) - len(inputs))
-            words += [len(numbers), *numbers, *map(word, group.roots), *map(word, inputs)]
+            places = [(word(value), ()) for value in (*group.roots, *inputs)]
+            words += program.in_rows.words(numbers_of(group.terms, loops), places)
         made = tuple(root.like() for root in chain.roots)
         return self._graph.add(Call(tuple(operands), made, function, tuple(words), ROWS, op=function.ops)).results
 
@@ -161,7 +169,7 @@ class _Calls:
         """Many tensors one behind the other."""
         function = movement_function("concatenate", target_of(self._device), chosen.result.dtype)
         require_function(function)
-        words = behind_numbers(chosen.extents, 1, range(len(chosen.parts)))
+        words = words_of(movement_signature("concatenate", len(chosen.parts)), chosen.extents)
         call = Call(tuple(chosen.parts), (chosen.result.like(),), function, words, CONCATENATE, op="cat")
         return self._graph.add(call).results[0]
 
@@ -173,42 +181,24 @@ class _Calls:
         assert ways is not None
         function = generate_many(terms, ways, target_of(self._device))
         require_function(function)
-        words: list[Word] = [len(batch)]
+        words: list[Word] = [*function.signature.encoded([len(batch)])]
         operands: list[Value] = []
         results: list[Value] = []
         in_order: dict[int, frozenset[int]] = {}
         for group in batch:
             ordered = frozenset(len(operands) + number for number in _ordered(group))
-            words.append(group.terms.size)
+            tensors: list[Word] = []
             for root in group.roots:
                 in_order[len(results)] = ordered
-                words.append(Result(len(results)))
+                tensors.append(Result(len(results)))
                 results.append(root.like())
             for leaf in group.terms.leaves:
-                words.append(Operand(len(operands), leaf.map.start * leaf.value.dtype.size_in_bytes))
+                tensors.append(Operand(len(operands), leaf.map.start * leaf.value.dtype.size_in_bytes))
                 operands.append(leaf.value)
-            words += [word for _, word in numbers_of_many(group.terms)]
+            tensors += [word for _, word in numbers_of_many(group.terms)]
+            words += function.of_tensor.words([group.terms.size], [(each, ()) for each in tensors])
         ops = ops_of(terms)
         call = Call(tuple(operands), tuple(results), function, tuple(words), BATCH, in_order=in_order, op=ops)
-        return self._graph.add(call).results
-
-    def _program(
-        self,
-        function: Function,
-        sizes: Sequence[int],
-        inputs: Sequence[Value],
-        roots: Sequence[Value],
-        in_order: Sequence[frozenset[int]],
-        ops: str,
-    ) -> tuple[Value, ...]:
-        """The results, like ``roots``, of a call with the numbers of a loop nest and as many inputs as such a function
-        has."""
-        require_function(function)
-        read = list(inputs) or [self._graph.add(constant(np.zeros((), np.float32), self._device)).results[0]]
-        # What stands behind the inputs is not read.
-        words = behind_numbers(sizes, len(roots), [min(number, len(read) - 1) for number in range(padded(len(read)))])
-        results = tuple(root.like() for root in roots)
-        call = Call(tuple(read), results, function, words, PROGRAM, in_order=dict(enumerate(in_order)), op=ops)
         return self._graph.add(call).results
 
 

@@ -112,8 +112,8 @@ def _kernel(number: int, operation: Call) -> Kernel:
     function = operation.function
     elements = None
     if isinstance(function, Program) and function.entry in ("pointwise", "reduction"):
-        _, *geometry = operation.numbers
-        elements = math.prod(geometry[: 3 if function.entry == "reduction" else 1])
+        (sizes,) = function.extents(operation.numbers)
+        elements = math.prod(sizes)
     inputs: dict[Value, int] = {}
     for operand in operation.operands:
         home = home_of(operand)

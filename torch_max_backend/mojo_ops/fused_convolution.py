@@ -17,7 +17,7 @@ from max.dtype import DType
 from torch_max_backend.checked import beartype
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry
 from torch_max_backend.mojo_ops.normalization import FAMILY as NORMALIZATION
-from torch_max_backend.mojo_ops.signatures import Number, Signature, Tensor, ints
+from torch_max_backend.mojo_ops.signatures import Number, Signature, addresses, ints
 
 FusedPass: TypeAlias = Literal["conv_fprop", "conv_dgrad"]
 """The passes whose results programs are run over, by the names of their entries."""
@@ -95,7 +95,7 @@ class FusedKernel:
         """
         own, sums = FAMILY[self.which], NORMALIZATION[self.sums] if self.sums else None
         made, beside = (sums.results, sums.operands[1:]) if sums else ((), ())
-        read = (*(Tensor(f"input{n}", f"input{n}", None) for n in range(inputs)), *beside, *own.operands)
+        read = (*addresses("input", inputs), *beside, *own.operands)
         return Signature(
             self.entry,
             results=tuple(tensor.bare for tensor in (*made, *own.results)),
@@ -116,11 +116,9 @@ class FusedKernel:
             sums: the words of the numbers of the sums' own call.
             loop_nest: extents, strides and starts of the program.
         """
-        parts = [FAMILY[self.which].named(own), NORMALIZATION[self.sums].named(sums) if self.sums else {}]
-        convolution, statistics = (
-            [number for number in each.values() if not isinstance(number, tuple)] for each in parts
-        )
-        return [*convolution, *itertools.chain(*shapes), *statistics, *loop_nest]
+        convolution = FAMILY[self.which].named(own)
+        statistics = NORMALIZATION[self.sums].named(sums) if self.sums else {}
+        return [*convolution.values(), *itertools.chain(*shapes), *statistics.values(), *loop_nest]
 
 
 _SHAPES = ints(*(f"{tensor}_{axis}" for tensor, axis in itertools.product(_TENSORS, _AXES)))

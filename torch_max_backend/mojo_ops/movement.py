@@ -8,7 +8,7 @@ from typing import Literal
 from max.dtype import DType
 
 from torch_max_backend.mojo_ops import functions
-from torch_max_backend.mojo_ops.signatures import Family
+from torch_max_backend.mojo_ops.signatures import Family, Signature, addresses
 
 FAMILY = Family("movement", use="copies")
 ENTRIES: tuple[Literal["transpose", "concatenate"], ...] = ("transpose", "concatenate")
@@ -20,6 +20,11 @@ def movement_function(
 ) -> functions.LibraryFunction:
     """The library function that moves elements of ``dtype``: as whole numbers that are as wide."""
     return functions.LibraryFunction(FAMILY.folder, entry, target, (_WORDS[dtype.size_in_bytes],))
+
+
+def movement_signature(entry: Literal["transpose", "concatenate"], parts: int = 1) -> Signature:
+    """What a call takes: a geometry (kernels/movement/entries.mojo), the result, and as many operands as ``parts``."""
+    return Signature(entry, addresses("y", 1), addresses("x", parts), listed="geometry")
 
 
 @functions.variants(FAMILY.folder)

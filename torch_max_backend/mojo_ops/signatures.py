@@ -12,7 +12,7 @@ import pkgutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from max.dtype import DType
 from max.graph import TensorType, TensorValue
@@ -106,13 +106,13 @@ class Signature:
         ]
         return [*words, len(rest), *map(int, rest)] if self.listed else words
 
-    def named(self, words: Sequence[int]) -> dict[str, Number | tuple[int, ...]]:
-        """The numbers of a call by their names: what ``encoded`` is given.
+    def named(self, words: Sequence[int]) -> dict[str, Any]:
+        """The numbers of a call by their names, those that are ``listed`` as a tuple: what ``encoded`` is given.
 
         Args:
             words: of the call, those in front of the first address at least.
         """
-        found: dict[str, Number | tuple[int, ...]] = {
+        found: dict[str, Any] = {
             name: _float_of(word) if kind is float else word
             for (name, kind), word in zip(self.numbers.items(), words, strict=False)
         }
@@ -211,6 +211,11 @@ def first_seconds(package: str) -> float:
 def ints(*names: str) -> dict[str, type[Number]]:
     """Whole numbers of these names."""
     return dict.fromkeys(names, int)
+
+
+def addresses(name: str, count: int) -> tuple[Tensor, ...]:
+    """Tensors of any dtypes, which have ``name`` and a number for names; calls have their addresses alone."""
+    return tuple(Tensor(f"{name}{number}", f"{name}{number}", None) for number in range(count))
 
 
 def bits(number: float) -> int:

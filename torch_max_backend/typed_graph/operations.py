@@ -16,6 +16,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.dtypes import MAX_TO_TORCH
 from torch_max_backend.mojo_ops.functions import Facts, Function
+from torch_max_backend.mojo_ops.signatures import Number, Signature
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -252,7 +253,16 @@ class Call(Operation):
         return tuple(itertools.takewhile(lambda word: isinstance(word, int), self.words))  # type: ignore[arg-type]
 
 
-def behind_numbers(numbers: Sequence[int], results: int, operands: Iterable[int]) -> tuple[Word, ...]:
-    """Words of a call of a generated program, or of one that moves elements: a list of numbers, which has its length in
-    front, then the addresses of ``results`` results and of the ``operands`` of these numbers."""
-    return (len(numbers), *numbers, *map(Result, range(results)), *map(Operand, operands))
+def words_of(
+    signature: Signature, numbers: Sequence[Number], operands: Iterable[int] | None = None
+) -> tuple[Word, ...]:
+    """The words of a call whose tensors come without extents.
+
+    Args:
+        signature: what is called takes.
+        numbers: as it has them.
+        operands: by their numbers among the call's; None for the first ones in their order.
+    """
+    read = range(len(signature.operands)) if operands is None else operands
+    places: list[Operand | Result] = [*map(Result, range(len(signature.results))), *map(Operand, read)]
+    return tuple(signature.words(numbers, [(place, ()) for place in places]))
