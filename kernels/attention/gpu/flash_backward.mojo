@@ -16,7 +16,6 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
-    barrier,
     block_idx,
     grid_dim,
     thread_idx,
@@ -26,7 +25,7 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, copy_one, wait_for_copies
 from ...common.pointer import Ptr
-from ...common.ptx import exchange_lanes, fence_shared_writes
+from ...common.ptx import exchange_lanes
 from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
 from .flash import (
@@ -42,12 +41,12 @@ from .tiles import (
     Sums,
     add_product_of_columns,
     aligned_base,
-    by_warpgroups,
     copy_tile,
     finish_products,
     loaded_sums,
     power_of_two,
     product_of_rows,
+    wait_for_tiles,
     write_sums,
 )
 
@@ -243,10 +242,7 @@ def flash_keys_kernel[
                 p.bias.row,
                 1 / p.scale.cast[DType.float32](),
             )
-        wait_for_copies[0]()
-        comptime if by_warpgroups[dtype]():
-            fence_shared_writes()
-        barrier()
+        wait_for_tiles[dtype]()
         if number + 1 < all:
             load(number + 1)
         commit_copies()
@@ -441,10 +437,7 @@ def flash_queries_kernel[
                 p.bias.key,
                 1 / p.scale.cast[DType.float32](),
             )
-        wait_for_copies[0]()
-        comptime if by_warpgroups[dtype]():
-            fence_shared_writes()
-        barrier()
+        wait_for_tiles[dtype]()
         if block + 1 < blocks:
             load(block + 1)
         commit_copies()

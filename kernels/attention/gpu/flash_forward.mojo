@@ -10,7 +10,6 @@ from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
-    barrier,
     block_idx,
     grid_dim,
     thread_idx,
@@ -20,7 +19,6 @@ from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Shared, accumulation_type
-from ...common.ptx import fence_shared_writes
 from ..pointers import ForwardPointers
 from ..problem import AttentionProblem
 from .flash import (
@@ -37,12 +35,12 @@ from .tiles import (
     across_row,
     add_product_of_columns,
     aligned_base,
-    by_warpgroups,
     copy_tile,
     finish_products,
     loaded_sums,
     power_of_two,
     product_of_rows,
+    wait_for_tiles,
     write_sums,
 )
 
@@ -163,15 +161,6 @@ def flash_forward_kernel[
             Int32(p.value_size),
         )
 
-    @always_inline
-    def begin_block():
-        """What was copied is there for all, and what all have read may be overwritten.
-        """
-        wait_for_copies[0]()
-        comptime if by_warpgroups[dtype]():
-            fence_shared_writes()
-        barrier()
-
     copy_tile[dtype, rows, depth, shape.threads()](
         shared,
         at.query.unsafe_offset(p.query.offset(b, h) + Int(first) * p.query.row),
@@ -238,15 +227,12 @@ def flash_forward_kernel[
                 load_keys(1)
             commit_copies()
             var begun = first_scores(0)
-            wait_for_copies[1]()
-            comptime if by_warpgroups[dtype]():
-                fence_shared_writes()
-            barrier()
+            wait_for_tiles[dtype, 1]()
             var scores = scores_of(0, begun)
             finish_products[dtype]()
             for block in range(blocks - 1):
                 begun = first_scores(block + 1)
-                begin_block()
+                wait_for_tiles[dtype]()
                 load_values(block + 1)
                 if block + 2 < blocks:
                     load_keys(block + 2)
@@ -258,7 +244,7 @@ def flash_forward_kernel[
                 )
                 finish_products[dtype]()
                 scores = next
-            begin_block()
+            wait_for_tiles[dtype]()
             soften(blocks - 1, scores)
             add_product_of_columns[dtype, count, depth](
                 output, scores, slot_of(blocks - 1, True), lane
@@ -270,7 +256,7 @@ def flash_forward_kernel[
         commit_copies()
         for block in range(blocks):
             var begun = first_scores(block)
-            begin_block()
+            wait_for_tiles[dtype]()
             if block + 1 < blocks:
                 load_keys(block + 1)
                 load_values(block + 1)

@@ -16,7 +16,7 @@ from std.math import ceildiv
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 
-from max.gpu import thread_idx
+from max.gpu import barrier, thread_idx
 from max.gpu.compute.mma import (
     WGMMADescriptor,
     mma,
@@ -25,11 +25,12 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
 )
 
-from ...common.async_copy import copy_vector
+from ...common.async_copy import copy_vector, wait_for_copies
 from ...common.pointer import Ptr, Shared
 from ...common.ptx import (
     compiling_for_hopper,
     exchange_lanes,
+    fence_shared_writes,
     load_matrices,
     made_here,
 )
@@ -292,6 +293,17 @@ def add_product_of_columns[
                 _multiply[dtype, columns, 2 * n + 1](
                     sums, lefts[k], right[2], right[3]
                 )
+
+
+@always_inline
+def wait_for_tiles[dtype: DType, newer: Int = 0]():
+    """Until all but the `newer` last groups of the block's copies are there for every thread; what all have read may be
+    overwritten.
+    """
+    wait_for_copies[newer]()
+    comptime if by_warpgroups[dtype]():
+        fence_shared_writes()
+    barrier()
 
 
 @always_inline
