@@ -1,4 +1,4 @@
-"""What kernels of every family are made of. No module here imports from a family.
+"""Building blocks of the kernels of every family. No module here imports from a family.
 
 library.mojo       how a graph or a launch list calls a function of a library, and its scratch memory
 pointer.mojo       pointers, and the type of sums
@@ -6,7 +6,7 @@ argument.mojo      structures that kernels take
 check.mojo         checks of operands
 atomics.mojo       additions that meet in memory
 bounds.mojo        reports of indices outside their dimension
-gpu.mojo           what every GPU grants a thread and a launch, and vectors of a thread
+gpu.mojo           limits of a thread and of a launch on every GPU, and vectors of a thread
 arithmetic.mojo    division by invariant numbers, functions that programs call
 powers.mojo        powers of whole numbers
 digits.mojo        sorting by digits
@@ -15,8 +15,8 @@ parallel.mojo      loops over a CPU's cores
 plane_tables.mojo  tables of places in a plane
 vectors.mojo       rows as vectors on a CPU, and shares of work
 packed.mojo        products of packed matrices on a CPU
-async_copy.mojo    copies to shared memory behind a thread's back
-tensor_cores.mojo  what the GPU at hand has of them
+async_copy.mojo    asynchronous copies to shared memory
+tensor_cores.mojo  the GPU's tensor-core capabilities
 warpgroup.mojo     products of a warpgroup, from tiles that pass through registers
 ptx.mojo           instructions of Hopper
 """

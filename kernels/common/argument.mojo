@@ -1,4 +1,4 @@
-"""What kernels take beside pointers and numbers."""
+"""Types of kernel arguments other than pointers and numbers."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 

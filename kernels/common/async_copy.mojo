@@ -76,7 +76,7 @@ def commit_copies():
 
 @always_inline
 def wait_for_copies[newer: Int]():
-    """Until all of this thread's groups of copies but the `newer` last ones have arrived.
+    """Waits until all of this thread's groups of copies but the last `newer` ones have arrived.
     """
     comptime text = "cp.async.wait_group " + String(newer) + ";"
     inlined_assembly[text, NoneType, constraints="~{memory}"]()

@@ -10,7 +10,7 @@ from .ptx import compiling_for_hopper
 comptime DEVICE: StaticString = "device" if is_nvidia_gpu() else (
     "agent" if is_amd_gpu() else ""
 )
-"""Those who meet, as LLVM names them: threads of one device, or all."""
+"""LLVM's name of the scope in which an atomic addition is seen: the threads of one device; empty for all threads."""
 
 
 @always_inline

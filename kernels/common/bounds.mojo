@@ -1,4 +1,4 @@
-"""How kernels report an index outside its dimension.
+"""Reports of an index outside its dimension.
 
 Every call of a launch list that may find one has a record in the host's memory, which a GPU writes to as well: the size
 of the dimension plus one, and the index. One word for all lists says that there is a record; the host looks at it
@@ -13,14 +13,16 @@ from .pointer import Ptr
 
 @fieldwise_init
 struct Bounds(Copyable, KernelArgument, Movable):
-    """Where a call reports to: addresses, 0 where nobody reads reports."""
+    """The record that a call reports to, as addresses; 0 where nobody reads reports.
+    """
 
     var record: Int
     var found: Int
 
     @always_inline
     def holds(self, index: Int64, size: Int64) -> Bool:
-        """Whether 0 <= index < size; reported where not."""
+        """Returns whether 0 <= index < size, and reports the index where it is not.
+        """
         if index >= 0 and index < size:
             return True
         self.report(index, size)
@@ -28,7 +30,8 @@ struct Bounds(Copyable, KernelArgument, Movable):
 
     @always_inline
     def report(self, index: Int64, size: Int64):
-        """Of several reports of a call the last one stays."""
+        """Writes a report. Of several reports of one call the last one stays.
+        """
         if self.record == 0:
             return
         var record = Ptr[DType.int64](unsafe_from_address=self.record)
@@ -43,9 +46,9 @@ def _nowhere() -> Bounds:
 
 
 comptime BOUNDS = _Global["torch_max_bounds", _nowhere]
-"""Of the call that a launch list makes now. One for the process, whatever library asks."""
+"""Bounds of the call that a launch list makes now. There is one for the process, whatever library asks."""
 
 
 def current_bounds() raises -> Bounds:
-    """Where the call at hand reports to."""
+    """Returns the record that the current call reports to."""
     return BOUNDS.get_or_create_ptr()[]

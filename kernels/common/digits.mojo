@@ -24,8 +24,8 @@ comptime table_size[
 
 @always_inline
 def slot(entry: Int) -> Int:
-    """Where an entry of a table lies: one place in BANKS is left out, so that a warp's threads, each at a stretch of entries of
-    its own, read from different banks."""
+    """Returns the place of an entry of the table. One place in BANKS is left out, so that a warp's threads, each at a
+    stretch of entries of its own, read from different banks."""
     return entry + entry // BANKS
 
 
@@ -33,8 +33,8 @@ def slot(entry: Int) -> Int:
 def count_digits[
     DIGITS: Int
 ](counts: Ptr[DType.int32], table: Counts, shares: Counts, tile: Int,):
-    """counts [tiles, DIGITS]: those of the tile, of its table. shares has THREADS places.
-    """
+    """Writes the tile's row of counts [tiles, DIGITS], the sums of its table's entries for each digit. shares has
+    THREADS places."""
     comptime SHARES = THREADS // DIGITS
     var thread = Int(thread_idx.x)
     var digit = thread // SHARES
@@ -60,8 +60,8 @@ def begin_digits[
     tile: Int,
     tiles: Int,
 ):
-    """starts [DIGITS]: where the tile's elements of each digit begin when all are sorted. shares has 2 * THREADS places.
-    """
+    """Writes starts [DIGITS], the places where the tile's elements of each digit begin when all are sorted. shares has
+    2 * THREADS places."""
     comptime SHARES = THREADS // DIGITS
     var thread = Int(thread_idx.x)
     var digit = thread % DIGITS

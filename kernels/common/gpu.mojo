@@ -1,4 +1,4 @@
-"""What every GPU that kernels are compiled for grants a thread and a launch, and vectors of a thread."""
+"""Limits of a thread and of a launch that hold on every GPU for which kernels are compiled, and vectors of a thread."""
 
 from std.sys import size_of
 
@@ -12,14 +12,14 @@ comptime VECTOR_BYTES = 16
 comptime vector_alignment[dtype: DType, width: Int]: Int = min(
     width * size_of[dtype](), VECTOR_BYTES
 )
-"""Of a vector's address, so that it is loaded and stored by as few instructions as can be."""
+"""Alignment of a vector's address in bytes, with which it is loaded and stored by as few instructions as possible."""
 
 
 @always_inline
 def load_wide[
     dtype: DType, //, V: Int
 ](data: Ptr[dtype], at: Int) -> SIMD[accumulation_type[dtype], V]:
-    """A vector as sums of it are kept."""
+    """Loads a vector and converts it to the accumulation type."""
     return data.unsafe_load[width=V, alignment=vector_alignment[dtype, V]](
         at
     ).cast[accumulation_type[dtype]]()

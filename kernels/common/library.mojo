@@ -1,4 +1,4 @@
-"""How a graph's ops call kernels that were compiled before the graph.
+"""Calls from a graph's ops to kernels that were compiled before the graph.
 
 MAX compiles an op's code anew for every graph and every static shape. Kernels depend on neither, so each is compiled
 once for a machine, into a shared library, and the op in the graph is thin: it hands over its operands as 64-bit words
@@ -18,12 +18,13 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
 
 comptime MAX_WORDS = 128
-"""Of a call."""
+"""Most words of a call."""
 comptime MESSAGE_BYTES = 1024
 """Room for the message of an error, with its closing zero."""
 
 comptime Function = def(Int, Int, Int) thin abi("C") -> Int
-"""Addresses of the words, of the device context and of the room for a message; 0, or 1 after an error."""
+"""A library's function. It takes the addresses of the words, of the device context and of the room for a message, and
+returns 0, or 1 after an error."""
 
 
 # The graph's side.
@@ -48,7 +49,8 @@ def _look_up[function: StaticString]() -> _Address:
 
 
 comptime Loader = def(Int, Int) thin abi("C") -> Int
-"""Of a function's name, as address and bytes: where the function lies when its library has been loaded, else 0."""
+"""A function that takes another one's name, as address and length in bytes, and returns that one's address when its
+library has been loaded, else 0."""
 
 
 def _no_loader() -> _Address:
@@ -56,12 +58,12 @@ def _no_loader() -> _Address:
 
 
 comptime LOADER = _Global["torch_max_loader", _no_loader]
-"""The launch list's that runs now. One for the process, whatever library asks."""
+"""The loader of the launch list that runs now. There is one for the process, whatever library asks."""
 
 
 @no_inline
 def _brought(function: StaticString) -> Int:
-    """Where a function lies that the launch list had not expected to need; 0 where nobody can load it.
+    """Returns the address of a function that the launch list had not expected to need; 0 where nobody can load it.
     """
     try:
         var address = LOADER.get_or_create_ptr()[].value
@@ -95,7 +97,7 @@ struct Call[most_words: Int = MAX_WORDS]:
             self.append_word(words[i])
 
     def append_float(mut self, number: Float64):
-        """By its bits."""
+        """Appends the bits of a floating-point number."""
         var value = number
         self.append_word(Pointer(to=value).unsafe_bitcast[Int]()[])
 
@@ -122,7 +124,7 @@ struct Call[most_words: Int = MAX_WORDS]:
         *,
         listed: Bool,
     ) raises:
-        """`count` numbers, and where others are `listed` how many these are, and these.
+        """Appends `count` numbers and, where others are `listed`, how many these are, and these.
         """
         var length = numbers.dim_size(0)
         var wanted = count
@@ -134,7 +136,7 @@ struct Call[most_words: Int = MAX_WORDS]:
             self.append_word(Int(numbers[i]))
 
     def append_at[rank: Int](mut self, address: Int, extents: IndexList[rank]):
-        """A contiguous tensor that is no operand of the op."""
+        """Appends a contiguous tensor that is not an operand of the op."""
         self.append_word(address)
         comptime for axis in range(rank):
             self.append_word(extents[axis])
@@ -180,7 +182,7 @@ struct ScratchMemory(Copyable, Movable):
     """
 
     var base: Int
-    """Its address, 0 where there is none."""
+    """Address of the memory, 0 where there is none."""
     var size: Int
     var used: Int
     """Bytes that this launch has taken so far, or would have."""
@@ -193,10 +195,10 @@ def _no_scratch_memory() -> ScratchMemory:
 comptime SCRATCH_MEMORY = _Global[
     "torch_max_scratch_memory", _no_scratch_memory
 ]
-"""One for the process, whatever library asks."""
+"""Scratch memory of the current launch list. There is one for the process, whatever library asks."""
 
 comptime _SCRATCH_ALIGNMENT = 256
-"""Bytes, as device allocators align memory."""
+"""Alignment in bytes, that of device allocators."""
 
 
 def scratch[
@@ -275,7 +277,7 @@ struct Arguments:
         return word
 
     def take_float(mut self) -> Float64:
-        """A number that is no whole one: a word has its bits."""
+        """Takes a floating-point number, whose bits a word holds."""
         var word = self.take_word()
         return Pointer(to=word).unsafe_bitcast[Float64]()[]
 
@@ -286,7 +288,8 @@ struct Arguments:
         return words
 
     def take_list(mut self) -> Operand[DType.int64, 1]:
-        """Numbers with their count in front, which stay where they are."""
+        """Takes a list of numbers, preceded by their count; they stay where they are.
+        """
         var count = self.take_word()
         var first = Operand[DType.int64, 1](
             {unsafe_from_address = Int(self._words.unsafe_offset(self._taken))},

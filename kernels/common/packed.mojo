@@ -11,7 +11,7 @@ from std.sys.info import simd_width_of
 from .pointer import Ptr
 
 comptime ROWS = 6
-"""Of a tile of sums in registers."""
+"""Rows of a tile of sums in registers."""
 # Vectors of a tile: 24 sums where there are 32 registers of 64 bytes, 12 where there are 16.
 comptime VECTORS = 4 if simd_width_of[DType.uint8]() == 64 else 2
 
@@ -45,7 +45,7 @@ struct Matrix[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     def of_rows(
         memory: Ptr[Self.acc], mut used: Int, rows: Int, pitch: Int
     ) -> Self:
-        """Row after row, in the first elements of `memory` that are not `used`.
+        """Places a matrix, row after row, in the first elements of `memory` that are not `used`.
         """
         var start = memory.unsafe_offset(used)
         used += rows * pitch
@@ -56,7 +56,8 @@ struct Matrix[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     def of_panels(
         memory: Ptr[Self.acc], mut used: Int, rows: Int, columns: Int
     ) -> Self:
-        """Panel after panel, likewise."""
+        """Places a matrix, panel after panel, in the first elements of `memory` that are not `used`.
+        """
         comptime pitch = panel[Self.acc]()
         var start = memory.unsafe_offset(used)
         used += rows * columns
@@ -68,7 +69,8 @@ struct Matrix[acc: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def behind(self, *, rows: Int = 0, panels: Int = 0) -> Self:
-        """What follows so many rows or panels."""
+        """Returns the part of the matrix that follows the first `rows` rows or `panels` panels.
+        """
         var start = self.row(rows).unsafe_offset(panels * self.panel_step)
         return Self(start, self.pitch, self.panel_step)
 
@@ -179,7 +181,7 @@ def pack_row[
     pitch: Int,
     scale: Scalar[acc],
 ):
-    """One row times a scale, with zeros up to the pitch."""
+    """Packs one row times a scale, with zeros up to the pitch."""
     comptime width = simd_width_of[acc]()
     var i = 0
     while i + width <= columns:
@@ -224,7 +226,7 @@ def pack_rows[
 def _turn_four[
     dtype: DType, acc: DType
 ](target: Ptr[acc], source: Ptr[dtype], step: Int, columns: Int, pitch: Int):
-    """Four rows as four neighbours of each column."""
+    """Packs four rows as four neighbours of each column."""
     var column = 0
     comptime if acc == DType.float32:
         comptime width = simd_width_of[acc]()
@@ -297,7 +299,7 @@ def pack_turned[
 def write_row[
     dtype: DType, acc: DType
 ](target: Ptr[dtype], source: Ptr[acc], columns: Int, scale: Scalar[acc] = 1):
-    """One row times a scale, rounded."""
+    """Writes one row times a scale, rounded."""
     comptime width = simd_width_of[acc]()
     var i = 0
     while i + width <= columns:

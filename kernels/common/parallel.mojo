@@ -29,14 +29,15 @@ def _no_team() -> Team:
 
 
 comptime TEAM = _Global["torch_max_team", _no_team]
-"""The launch list's that runs now. One for the process, whatever library asks."""
+"""The team of the launch list that runs now. There is one for the process, whatever library asks."""
 
 comptime GRAPH_TEAM = _Global["torch_max_graph_team", _no_team]
-"""That of graphs that MAX compiled, which hold while no launch list runs."""
+"""The team of graphs that MAX compiled, used while no launch list runs."""
 
 comptime Body = def(Int) thin abi("C") -> None
 comptime Start = def(Int, Int, UInt32, UInt32) thin abi("C") -> None
-"""Of libgomp, and of LLVM's and Intel's runtimes beside their own: body, what it gets, threads, flags."""
+"""The entry of libgomp that starts a team, which LLVM's and Intel's runtimes have beside their own. It takes the body,
+the body's argument, the number of threads and flags."""
 
 
 def _team() -> Team:
@@ -105,7 +106,7 @@ def _end(error: Error):
 
 
 struct _Shares(Movable):
-    """What a team's threads take, one each."""
+    """The shares of a task that a team's threads take, one each."""
 
     var waiting: List[AnyCoroutine]
     var begun: Atomic[Int64]

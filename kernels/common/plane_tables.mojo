@@ -10,7 +10,7 @@ from .pointer import Ptr, accumulation_type
 from .vectors import for_each_share, lanes, smallest_share, store_part
 
 comptime MIN_PLANES = 32
-"""That pay for a table."""
+"""Least number of planes for which a table pays."""
 comptime MAX_TABLE_ENTRIES = 1 << 15
 """Entries that the cache holds beside a plane."""
 
@@ -62,7 +62,7 @@ def take_planes[
     source_plane: Int,
     units: Int,
 ):
-    """Each element of a result's plane = the sum of those that the table names.
+    """Writes planes whose elements are the sums of the source's elements that the table names.
     """
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]

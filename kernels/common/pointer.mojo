@@ -14,7 +14,7 @@ comptime Shared[dtype: DType] = MutPointer[
 comptime accumulation_type[
     dtype: DType
 ]: DType = DType.float64 if dtype == DType.float64 else DType.float32
-"""What sums and maxima are kept in."""
+"""The type in which sums and maxima are kept."""
 
 
 def device_pointer[dtype: DType](buffer: DeviceBuffer[dtype]) -> Ptr[dtype]:

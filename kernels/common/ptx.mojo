@@ -11,7 +11,7 @@ from std.sys.info import _accelerator_arch
 
 
 def compiling_for_hopper() -> Bool:
-    """Whether the accelerator that this compilation is for has these kernels' instructions.
+    """Returns whether the accelerator that this compilation is for has these kernels' instructions.
     """
     comptime arch = _accelerator_arch()
     comptime if "90a" in arch and "gfx" not in arch:
@@ -328,9 +328,8 @@ def load_bulk(shared: UInt32, source: UInt64, bytes: Int32, barrier: UInt32):
 
 @fieldwise_init
 struct Im2col(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where a copy in columns begins: a channel, a base pixel and a tap's offsets from there. Tensors of two spatial axes
-    leave `d` out.
-    """
+    """The start of an im2col copy: a channel, a base pixel and a tap's offsets from there. Tensors of two spatial axes
+    leave `d` out."""
 
     var channel: Int32
     var w: Int32
@@ -338,7 +337,7 @@ struct Im2col(ImplicitlyCopyable, TrivialRegisterPassable):
     var d: Int32
     var n: Int32
     var offsets: UInt32
-    """Along W, lowest, H and D: 8 bits each with two axes, 5 with three."""
+    """Offsets along W (in the lowest bits), H and D: 8 bits each with two axes, 5 with three."""
 
 
 @always_inline

@@ -1,11 +1,11 @@
-"""What the GPU that is compiled for has of tensor cores, and their rounding of float32."""
+"""Tensor-core capabilities of the GPU that is compiled for, and their rounding of float32."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import _accelerator_arch
 
 comptime QUAD = 4
-"""float32 elements of 16 bytes."""
+"""Number of float32 elements in 16 bytes."""
 comptime Quad = SIMD[DType.float32, QUAD]
 
 
@@ -22,7 +22,8 @@ def blocks_compile() -> Bool:
 
 
 def pairs_compile[dtype: DType]() -> Bool:
-    """Whether it has products of elements of this type, of two bytes."""
+    """Returns whether the accelerator has products of elements of this type, of two bytes.
+    """
     return blocks_compile() and (
         dtype == DType.bfloat16 or dtype == DType.float16
     )
@@ -30,7 +31,7 @@ def pairs_compile[dtype: DType]() -> Bool:
 
 @always_inline
 def to_tf32(value: Quad) -> Quad:
-    """Rounded to TF32's 10 bits of mantissa, to nearest."""
+    """Rounds to TF32's 10 bits of mantissa, to nearest."""
     var rounded = value
     comptime for i in range(QUAD):
         rounded[i] = bitcast[DType.float32, 1](

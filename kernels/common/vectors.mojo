@@ -1,4 +1,4 @@
-"""What CPU kernels of several families share: rows as vectors with masked ends, and work shares."""
+"""Helpers of CPU kernels of several families: rows as vectors with masked ends, and work shares."""
 
 from std.atomic import Ordering, fence
 from std.math import ceildiv, iota
@@ -50,8 +50,8 @@ def store_part[
 def store_past_cache[
     dtype: DType, V: Int, //
 ](row: Ptr[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
-    """As store_part, for what is wanted much later: whole lines go straight to the memory, so that none is read first and
-    none displaces what is wanted sooner. `end_past_cache` ends a share that did so.
+    """Stores as `store_part` does, for data that is read much later: whole lines go straight to memory, so that none is
+    read first and none displaces what is needed sooner. `end_past_cache` ends a share that did so.
     """
     if at + V <= extent and Int(row.unsafe_offset(at)) % CACHE_LINE == 0:
         row.unsafe_store[alignment=CACHE_LINE, non_temporal=True](at, value)
@@ -61,7 +61,7 @@ def store_past_cache[
 
 @always_inline
 def end_past_cache():
-    """Such stores come in no order: other threads see them only behind a fence.
+    """Ends a share of `store_past_cache`. Such stores come in no order: other threads see them only behind a fence.
     """
     fence[Ordering.SEQUENTIAL]()
 
@@ -120,8 +120,8 @@ comptime CLEARED_BYTES = 16 * 1024
 
 @fieldwise_init
 struct ClearedAhead(TrivialRegisterPassable):
-    """How far a run of results, that vectors fill in the order of the memory, is cleared: piece by piece shortly before, so
-    that no line of it is read. The C library clears whole lines without reading them; a store reads first.
+    """Clears a run of results, which vectors fill in the order of memory, piece by piece shortly before they are
+    stored, so that no line of it is read. The C library clears whole lines without reading them; a store reads first.
     """
 
     var length: Int
@@ -129,7 +129,7 @@ struct ClearedAhead(TrivialRegisterPassable):
 
     @always_inline
     def reach[dtype: DType, //](mut self, run: Ptr[dtype], to: Int):
-        """Elements of the run before `to` are about to be stored. Short runs are left as they are.
+        """Clears the run as far as needed before the elements before `to` are stored. Short runs are left as they are.
         """
         comptime STEP = CLEARED_BYTES // size_of[dtype]()
         while self.end < to:

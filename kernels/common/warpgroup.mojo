@@ -1,4 +1,4 @@
-"""What the products on Hopper's warpgroups are made of: tiles that pass through registers into shared memory.
+"""Products of Hopper's warpgroups, and their tiles that pass through registers into shared memory.
 
 A stage is 128 bytes of the reduction. An operand's tile is copied in vectors of 16 bytes, in one of two ways:
 
@@ -37,7 +37,7 @@ comptime _PANEL = 64
 
 
 def vector_of[dtype: DType]() -> Int:
-    """Elements of 16 bytes."""
+    """Returns the number of elements in 16 bytes."""
     return 16 // size_of[dtype]()
 
 
@@ -65,12 +65,12 @@ struct WarpgroupTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
         return self.group_columns() // 2
 
     def slot_bytes(self) -> Int:
-        """Of both operands' tiles; one of fewer columns than a panel takes a panel's room.
+        """Returns the bytes of both operands' tiles; a tile of fewer columns than a panel takes a panel's room.
         """
         return (self.rows + max(self.columns, _PANEL)) * _ROW_BYTES
 
     def shared_bytes(self) -> Int:
-        """With room to begin at a multiple of 1024 bytes, as the swizzle wants.
+        """Returns the bytes of all slots, with room to begin at a multiple of 1024 bytes, as the swizzle requires.
         """
         return SLOTS * self.slot_bytes() + 1024
 
@@ -94,7 +94,7 @@ def load_vector[
 
 @fieldwise_init
 struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of an operand whose reduction is contiguous in memory: eight threads share a row of the tile.
+    """Copies of an operand whose reduction is contiguous in memory: eight threads share a row of the tile.
     """
 
     var row: Int32
@@ -136,7 +136,7 @@ struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
         offset: Int,
         valid: Bool,
     ):
-        """As `store`, but straight from memory, asynchronously: elements of two bytes.
+        """Copies as `store` does, but straight from memory, asynchronously; elements of two bytes only.
         """
         copy_vector(
             tile + UInt32(self.place) * 2 + UInt32(i * APART * _ROW_BYTES),
@@ -148,7 +148,7 @@ struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of an operand whose rows or columns are contiguous.
+    """Copies of an operand whose rows or columns are contiguous.
 
     float32: a warp has 8 steps of 16 indices; half of its threads begin with the third of their four rows, so that
     together they meet 8 different rows of the swizzle. Two bytes: a warp has 8 steps of 32 indices, every other step four
@@ -210,7 +210,7 @@ struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
         offset: Int,
         valid: Bool,
     ):
-        """As `store`, but straight from memory, asynchronously: elements of two bytes.
+        """Copies as `store` does, but straight from memory, asynchronously; elements of two bytes only.
         """
         copy_vector(
             tile
@@ -301,7 +301,7 @@ def start_product[
 
 @always_inline
 def finish_product():
-    """Until this warpgroup's products are done: their sums may be read, their tiles overwritten after a barrier.
+    """Waits until this warpgroup's products are done: their sums may be read, their tiles overwritten after a barrier.
     """
     inlined_assembly[
         "wgmma.wait_group.sync.aligned 0;", NoneType, constraints="~{memory}"

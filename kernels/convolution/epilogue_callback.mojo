@@ -1,11 +1,12 @@
-"""What a CPU kernel calls for the elements of its result that it has just stored, while they lie in its cache."""
+"""A function that a CPU kernel calls for elements of its result that it has just stored, while they lie in its cache.
+"""
 
 from ..common.parallel import sync_parallelize, workers_for
 from .passes import FPROP
 from .problem import ConvolutionProblem
 
 comptime Body = def(Int, Int, Int) thin abi("C") -> None
-"""Gets what the function knows, and the first element and the one behind the last."""
+"""The function's body. It takes the callback's context, the first element and the one behind the last."""
 
 
 @fieldwise_init
@@ -14,7 +15,7 @@ struct EpilogueCallback(ImplicitlyCopyable, TrivialRegisterPassable):
     """
 
     var body: Int
-    """Its address, 0 where nothing is to be called."""
+    """Address of the body, 0 where nothing is to be called."""
     var context: Int
     var start: Int
     """The element that a kernel counts as the first."""
@@ -25,7 +26,8 @@ struct EpilogueCallback(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def run(self, first: Int, last: Int):
-        """The elements [first, last), in the order of memory."""
+        """Calls the function for the elements [first, last), in the order of memory.
+        """
         var body = self.body
         Pointer(to=body).unsafe_bitcast[Body]()[](
             self.context, self.start + first, self.start + last
@@ -33,12 +35,13 @@ struct EpilogueCallback(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def from_element(self, elements: Int) -> Self:
-        """For a kernel that computes the result from this element on."""
+        """Returns the callback for a kernel that computes the result from this element on.
+        """
         return Self(self.body, self.context, self.start + elements)
 
     @no_inline
     def run_all(self, size: Int):
-        """All elements, in equal shares: behind a kernel that does not call it.
+        """Calls the function for all elements, in equal shares: after a kernel that does not call it.
         """
         var workers = workers_for(size)
         if workers == 1:
@@ -65,7 +68,7 @@ comptime NO_EPILOGUE = EpilogueCallback(0, 0, 0)
 def run_epilogue[
     pass_: Int
 ](problem: ConvolutionProblem, epilogue: EpilogueCallback):
-    """Behind a kernel that writes y or dx and does not call `epilogue` itself.
+    """Calls the epilogue after a kernel that writes y or dx and does not call it itself.
     """
     if epilogue.is_present():
         epilogue.run_all(

@@ -1,4 +1,4 @@
-"""How a pass reads its moving operand, as arithmetic progressions on each axis.
+"""The arithmetic progressions, one on each axis, by which a pass reads its moving operand.
 
 A pass computes rows (pixels) from taps. On one axis, row i and tap j read source pixel
 i * step + first_offset + j * offset_step, filter tap first_tap + j * tap_step, and write pixel out_first + i * out_step.
@@ -62,7 +62,8 @@ struct Phase(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
-    """Index into the filter's taps of the phase's tap number `tap`."""
+    """Returns the index into the filter's taps of the phase's tap number `tap`.
+    """
     var s = tap % phase.w.taps
     var rest = tap // phase.w.taps
     var r = rest % phase.h.taps
@@ -106,8 +107,8 @@ def _gradient_axis(
     pad: Int,
     phase: Int,
 ) -> PhaseAxis:
-    """Input pixels phase, phase + stride, …: output pixel (pixel + pad - tap * dilation) / stride, where it divides.
-    """
+    """Returns the axis of input pixels phase, phase + stride, …: output pixel (pixel + pad - tap * dilation) / stride,
+    where it divides."""
     var common = gcd(stride, dilation)
     var first_tap = 0
     while (
@@ -145,7 +146,7 @@ def forward_phases(g: ConvolutionProblem) -> List[Phase]:
 
 
 def gradient_phases(g: ConvolutionProblem, filter_elements: Int) -> List[Phase]:
-    """Every phase that has rows; `filter_elements` is the packed size of one tap.
+    """Returns every phase that has rows; `filter_elements` is the packed size of one tap.
     """
     var phases = List[Phase]()
     var filter_offset = 0

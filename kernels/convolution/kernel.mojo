@@ -1,4 +1,4 @@
-"""What every convolution kernel offers, and the tables that choose among them.
+"""The interface of every convolution kernel, and the tables that choose among kernels.
 
 A kernel is a type without values: `NAME`, that of its algorithm; `compiles`, whether it exists for a dtype, a pass and
 the groups that a library function serves; `refusal`, None or in words why it would be wrong for a problem;
@@ -28,10 +28,10 @@ struct ConvolutionTensors[dtype: DType](TrivialRegisterPassable):
     var a: Ptr[Self.dtype]
     var b: Ptr[Self.dtype]
     var epilogue: EpilogueCallback
-    """What a CPU's kernel calls for the elements of y or dx that it has stored."""
+    """Called by a CPU's kernel for the elements of y or dx that it has stored."""
 
     def are_aligned(self, bytes: Int = 16) -> Bool:
-        """Whether all begin at a multiple of so many bytes."""
+        """Returns whether all tensors begin at a multiple of `bytes` bytes."""
         return (Int(self.result) | Int(self.a) | Int(self.b)) % bytes == 0
 
 
@@ -55,13 +55,13 @@ trait ConvolutionKernel:
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        """Of a problem that has no refusal. On a CPU it ends when the result is there.
+        """Launches the kernel on a problem that it does not refuse. On a CPU it returns when the result is there.
         """
         ...
 
 
 trait Heuristic:
-    """For which problems the kernels of a table are fast."""
+    """Tells for which problems the kernels of a table are fast."""
 
     @staticmethod
     def is_worthwhile[
@@ -116,7 +116,8 @@ struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
     def name[
         dtype: DType, pass_: Int, grouping: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> StaticString:
-        """Of the kernel that runs the problem, "" where none does."""
+        """Returns the name of the kernel that runs the problem, "" where none does.
+        """
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[dtype, pass_, grouping]():

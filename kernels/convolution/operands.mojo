@@ -22,14 +22,14 @@ struct ConvolutionNumbers(ImplicitlyCopyable):
     var stride: IndexList[3]
     var dilation: IndexList[3]
     var padding: IndexList[3]
-    """On the left."""
+    """Padding before the first element of each axis."""
     var groups: Int
     var workspace_limit: Int
     """Most bytes of scratch memory that a kernel may use."""
     var allow_tf32: Int
     var taps_inside: Int
     var epilogue: EpilogueCallback
-    """What is called for what has been stored, on a CPU."""
+    """Called for the elements that have been stored, on a CPU."""
 
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
@@ -113,7 +113,7 @@ def problem_of(
 
 
 struct ConvolutionOperands[dtype: DType, pass_: Int]:
-    """Of one call: y, x and w of FPROP; dx, dy and w of DGRAD; dw, x and dy of WGRAD.
+    """Operands of one call: y, x and w of FPROP; dx, dy and w of DGRAD; dw, x and dy of WGRAD.
     """
 
     var result: Operand[Self.dtype, 5]

@@ -13,6 +13,6 @@ comptime ANY_GROUPS = 2
 # What a fused convolution adds up of what it stores.
 comptime NO_SUMS = 0
 comptime MOMENTS = 1
-"""Of its elements: counts, means and squares, for statistics."""
+"""Moments of the stored elements, for statistics: counts, means and sums of squares."""
 comptime PRODUCTS = 2
-"""Of a gradient, and of its products with how far x lies from its mean."""
+"""Sums of a gradient, and of its products with the deviation of x from its mean."""

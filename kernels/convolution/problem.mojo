@@ -57,7 +57,7 @@ struct ConvolutionProblem(
         return "ConvolutionProblem"
 
     def is_deep(self) -> Bool:
-        """Whether anything happens along D."""
+        """Returns whether an extent along D is not 1 or D is padded."""
         return self.d != 1 or self.t != 1 or self.o != 1 or self.pad_d != 0
 
     # Channels of one group.

@@ -11,7 +11,7 @@ from .problem import ConvolutionProblem
 
 
 def rewritten[pass_: Int](problem: ConvolutionProblem) -> ConvolutionProblem:
-    """What the kernels run instead; the tensors' elements stay where they are.
+    """Returns the problem that the kernels run instead; the tensors' elements stay where they are.
     """
     var g = problem
     if g.taps() == 1 or g.group_c() == 1:

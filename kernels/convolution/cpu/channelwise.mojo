@@ -37,7 +37,7 @@ def _members[width: Int, group: Int, member: Int]() -> IndexList[width]:
 def spread[
     dtype: DType, width: Int, group: Int, member: Int
 ](v: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Each lane gets the value of its group's lane number `member`."""
+    """Gives each lane the value of its group's lane number `member`."""
     comptime if group == 1:
         return v
     else:
@@ -47,7 +47,7 @@ def spread[
 
 @fieldwise_init
 struct RowIndex(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where one row of pixels stands: its image and its indices on the two outer axes.
+    """The position of one row of pixels: its image and its indices on the two outer axes.
     """
 
     var n: Int
@@ -121,7 +121,7 @@ def _pixels[
     c: Int,
     channels: Int,
 ):
-    """`tile` neighbouring pixels, whose taps all lie in the source, by `width` channels.
+    """Computes `tile` neighbouring pixels, whose taps all lie in the source, by `width` channels.
     """
     comptime acc_type = accumulation_type[dtype]
     var acc = Array[SIMD[acc_type, width], tile](fill=0)
@@ -169,8 +169,8 @@ def _neighbours[
     c: Int,
     channels: Int,
 ):
-    """As `_pixels` for depthwise problems whose pixels and taps read neighbours: each value is loaded once for all taps.
-    `checked` where some may lie outside the source.
+    """Computes pixels as `_pixels` does, for depthwise problems whose pixels and taps read neighbours: each value is
+    loaded once for all taps. `checked` where some may lie outside the source.
     """
     comptime acc_type = accumulation_type[dtype]
     var acc = Array[SIMD[acc_type, width], tile](fill=0)
@@ -222,7 +222,7 @@ def _edge_pixel[
     c: Int,
     channels: Int,
 ):
-    """One pixel by `vectors` vectors of channels, taps [first_tap, last_tap) alone.
+    """Computes one pixel by `vectors` vectors of channels, with taps [first_tap, last_tap) only.
     """
     comptime acc_type = accumulation_type[dtype]
     var acc = Array[SIMD[acc_type, width], vectors](fill=0)
@@ -265,7 +265,7 @@ def _channels[
     last: Int,
     channels: Int,
 ):
-    """One row of pixels, channels [first, last), at least `width`.
+    """Computes one row of pixels, channels [first, last), at least `width`.
 
     Channels are the inner loop, so that memory is read and written from front to back. The last tile of pixels, and
     the last vector of channels, overlap the ones before: what is computed twice costs less than smaller tiles.
@@ -398,7 +398,7 @@ def _result_row[
     last_channel: Int,
     channels: Int,
 ):
-    """Every pixel of one row of one phase, channels [first_channel, last_channel).
+    """Computes every pixel of one row of one phase, channels [first_channel, last_channel).
     """
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var count = 0
@@ -450,7 +450,7 @@ def _pack_taps[
     g: ConvolutionProblem,
     phase: Phase,
 ):
-    """The phase's taps as [tap][member of the group][channel]."""
+    """Packs the phase's taps as [tap][member of the group][channel]."""
     var pitch = g.taps() * group
     var inner = g.channel_pitch()
     for tap in range(phase.taps()):
@@ -480,7 +480,7 @@ def channelwise_cpu[
     w: Ptr[dtype],
     g: ConvolutionProblem,
 ):
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()

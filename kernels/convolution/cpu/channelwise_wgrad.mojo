@@ -113,7 +113,7 @@ def _wgrad_channels[
     last: Int,
     channels: Int,
 ):
-    """One row of dy against every tap of `count` source rows, channels [first, last).
+    """Adds the products of one row of dy with every tap of `count` source rows, channels [first, last).
     """
     # As many source rows at once as leave the sums in registers.
     comptime rows = 3 if group == 1 else 1

@@ -1,4 +1,4 @@
-"""Which kernel runs which problem on a CPU."""
+"""The choice of a kernel for each problem on a CPU."""
 
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
@@ -35,7 +35,7 @@ comptime _SHORT_TAP = 24
 comptime FEW_ROWS = 1024
 """Pixels up to which a filter that is packed once for all workers costs more than one that each packs for itself."""
 comptime _PATCH_BYTES = 1024 * 1024
-"""Of a patch and of dy's copy together that stay in the L2 cache."""
+"""Most bytes of a patch and dy's copy together that stay in the L2 cache."""
 comptime _FEW_PIXELS = 1024
 """Sums of more pixels cost so much that another copy of dw does not matter."""
 
@@ -80,8 +80,8 @@ struct _CpuHeuristic(Heuristic):
 
 
 struct _WithCopiedFilter[Kernels: KernelChoice](KernelChoice):
-    """Where windows can be joined if the filter's channels lie inside, the filter, or its gradient, is copied into that
-    order."""
+    """Kernels that run with a copied filter: where windows can be joined if the filter's channels lie inside, the
+    filter, or its gradient, is copied into that order."""
 
     @staticmethod
     def launch[
@@ -140,4 +140,4 @@ comptime CPU_KERNELS = _WithCopiedFilter[KERNELS]
 comptime DEPTHWISE_KERNELS = Table[
     _CpuHeuristic, Channelwise[1], Analytic["cpu"]
 ]
-"""For one channel in each group, in and out."""
+"""Kernels for one channel in each group, in and out."""

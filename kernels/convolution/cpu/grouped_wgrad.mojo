@@ -19,7 +19,7 @@ from ..problem import ConvolutionProblem
 from .pack import write_filter
 
 comptime MAX_VECTORS = 2
-"""Of a group's input channels: a tap's sums stay in registers."""
+"""Most vectors of a group's input channels: a tap's sums stay in registers."""
 
 
 @fieldwise_init
@@ -44,7 +44,8 @@ struct Patch(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _scratch_elements(g: ConvolutionProblem) -> Int:
-    """Of one worker: the patch, dy's copy and the group's sums."""
+    """Returns the elements of scratch memory of one worker: the patch, dy's copy and the group's sums.
+    """
     return (
         Patch.of(g).pixels() * g.group_c()
         + g.o * g.p * g.q * g.group_k()
@@ -65,7 +66,7 @@ def _fill_patch[
     g: ConvolutionProblem,
     patch: Patch,
 ):
-    """`image` is the first of the group's channels of an image's first pixel.
+    """Fills the patch of one group; `image` is the first of the group's channels of an image's first pixel.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -181,7 +182,7 @@ def _group[
     group: Int,
     scratch: Ptr[accumulation_type[dtype]],
 ):
-    """Everything of one group's dw."""
+    """Computes one group's dw."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime step = vectors * width
@@ -247,7 +248,8 @@ def _group[
 def grouped_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `GroupedWgrad` takes."""
+    """Computes the weight gradient of the problems that `GroupedWgrad` takes.
+    """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()

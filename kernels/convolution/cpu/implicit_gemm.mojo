@@ -49,8 +49,8 @@ def _vectors(columns: Int, width: Int) -> Int:
 
 
 def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
-    """Equal blocks: every block reads the whole filter, so a small last one would cost almost as much as the others.
-    """
+    """Returns the rows of a block. Blocks are equal: every block reads the whole filter, so a small last one would cost
+    almost as much as the others."""
     var fit = max(
         ROW_GRANULE,
         min(BLOCK_BYTES // max(1, depth_bytes * step), MAX_BLOCK_ROWS),
@@ -76,7 +76,7 @@ def panel_rows[
     column: Int,
     lanes: Int,
 ):
-    """All rows of a block against one panel."""
+    """Multiplies all rows of a block by one panel."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime rows = tile_rows[vectors]()
@@ -122,7 +122,8 @@ def _tile[
     column: Int,
     lanes: Int,
 ):
-    """The first `rows` rows of a table, or the `count` that there are."""
+    """Multiplies the first `rows` rows of a table, or the `count` that there are, by one panel.
+    """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var depth = ops.depth()
@@ -170,7 +171,7 @@ def _store_part[
     lanes: Int,
     count: Int,
 ):
-    """The tile's first `count` rows and `lanes` columns."""
+    """Stores the tile's first `count` rows and `lanes` columns."""
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var sums = acc.unsafe_ptr()
     for row in range(min(rows, count)):
@@ -198,7 +199,7 @@ def _rows[
     live: MutPointer[Int, MutUntrackedOrigin],
     block: Int,
 ):
-    """Rows [first, last) of one phase against panels [first_panel, last_panel) of every group.
+    """Multiplies rows [first, last) of one phase by panels [first_panel, last_panel) of every group.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -282,7 +283,7 @@ def pack_panel_part[
     vectors: Int,
     part: Int,
 ):
-    """One of as many parts of a panel as the phase has taps."""
+    """Packs one of as many parts of a panel as the phase has taps."""
     comptime packed = packed_type[dtype]
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var depth = g.group_c() if pass_ == FPROP else g.group_k()
@@ -332,7 +333,7 @@ def implicit_gemm_cpu[
     pitch: Int = 0,
     epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
 
     The source's pixels lie `pitch` elements behind each other where they are not as long as they have channels.
     `epilogue` is called for what has been stored.

@@ -26,7 +26,7 @@ comptime COPY_BYTES = 1024 * 1024
 
 
 def _row_pixels(g: ConvolutionProblem) -> Int:
-    """Pixels of a row of the copy: those that windows read."""
+    """Returns the pixels of a row of the copy: those that windows read."""
     return (g.q - 1) * g.stride_w + g.s
 
 
@@ -34,7 +34,7 @@ def _row_pixels(g: ConvolutionProblem) -> Int:
 def _copy_padded[
     dtype: DType
 ](target: Ptr[dtype], x: Ptr[dtype], g: ConvolutionProblem):
-    """Every row of x, with its padding along W."""
+    """Copies every row of x, with its padding along W."""
     var pitch = _row_pixels(g) * g.c
     # Values of a row of the copy that lie inside x.
     var low = min(g.pad_w * g.c, pitch)
@@ -69,7 +69,7 @@ def joined_taps_cpu[
     given: ConvolutionProblem,
     epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
-    """The forward pass of the problems that `JoinedTaps` takes."""
+    """Computes the forward pass of the problems that `JoinedTaps` takes."""
     var g = given
     var row = _row_pixels(g)
     var image = g.d * g.h * row * g.c

@@ -31,18 +31,18 @@ comptime MAX_PIXELS = 144
 
 @fieldwise_init
 struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Elements of what a worker has to itself."""
+    """Sizes of a worker's own memory, in elements."""
 
     var run: Int
-    """Of a row of taps."""
+    """Elements of a row of taps."""
     var lines: Int
     """Rows of taps."""
     var pitch: Int
-    """Of all columns, in whole vectors."""
+    """Elements of all columns, rounded up to whole vectors."""
     var block: Int
-    """Pixels at once, an even number."""
+    """Pixels taken at once, an even number."""
     var rows: Int
-    """Output channels, in whole tiles."""
+    """Output channels, rounded up to whole tiles."""
 
     @staticmethod
     def of[dtype: DType](g: ConvolutionProblem) -> Self:
@@ -60,8 +60,8 @@ struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     def columns[dtype: DType](self) -> Int:
-        """Two times where pairs of pixels are made of them; the last pixel's last vectors reach beyond it.
-        """
+        """Returns the elements of a block's columns, twice as many where they are packed into pairs of pixels; the last
+        pixel's last vectors reach beyond it."""
         comptime width = simd_width_of[accumulation_type[dtype]]()
         var one = self.block * self.pitch + (MAX_VECTORS + 1) * width
         return 2 * one if has_pairs[dtype] else one
@@ -82,7 +82,8 @@ def _pack_columns[
     first: Int,
     count: Int,
 ):
-    """Columns of pixels [first, first + count) as packed[pixel][column]."""
+    """Packs the columns of pixels [first, first + count) as packed[pixel][column].
+    """
     comptime width = simd_width_of[accumulation_type[dtype]]()
     comptime packed_dtype = packed_type[dtype]
     var step = g.stride_w * g.c
@@ -103,7 +104,7 @@ def _pack_columns[
 
     @always_inline
     def edge(target: Ptr[packed_dtype], line: Int, column: Int) {imm}:
-        """Value by value, from `column` of the row on."""
+        """Copies value by value, from `column` of the row on."""
         for i in range(sizes.run):
             var value = Scalar[packed_dtype](0)
             if line >= 0 and column + i >= 0 and column + i < row_size:
@@ -156,7 +157,8 @@ def _pack_columns[
 def _pair_columns[
     dtype: DType
 ](target: Ptr[dtype], source: Ptr[dtype], pitch: Int, count: Int):
-    """[pixel][column] to [vector of columns][pair of pixels][column][2]."""
+    """Reorders [pixel][column] as [vector of columns][pair of pixels][column][2].
+    """
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var to = target
     for column in range(0, pitch, width):
@@ -179,7 +181,8 @@ def _add_block[
     sizes: _Sizes,
     stored: Int,
 ):
-    """Some vectors of columns against every output channel."""
+    """Adds the products of some vectors of columns with every output channel.
+    """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var pitch = sizes.pitch
@@ -216,7 +219,7 @@ def _slice[
     first: Int,
     last: Int,
 ):
-    """The sums of pixels [first, last)."""
+    """Computes the sums of pixels [first, last)."""
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var packed_dy = operands.unsafe_offset(sizes.columns[dtype]())
     unsafe_memset_zero(sums, sizes.rows * sizes.pitch)
@@ -258,9 +261,8 @@ def _slice[
 def joined_taps_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `JoinedTapsWgrad` takes; workers share the pixels, and
-    their sums are added in order.
-    """
+    """Computes the weight gradient of the problems that `JoinedTapsWgrad` takes; workers share the pixels, and their
+    sums are added in order."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()

@@ -20,7 +20,7 @@ comptime has_pairs[dtype: DType]: Bool = (
 comptime packed_type[dtype: DType]: DType = dtype if has_pairs[
     dtype
 ] else accumulation_type[dtype]
-"""What packed operands are made of."""
+"""Element type of packed operands."""
 
 # Vectors of columns in a full panel; the last panel of a matrix may have fewer.
 comptime PANEL_VECTORS = 4
@@ -30,7 +30,7 @@ comptime ROW_GRANULE = 24
 
 @always_inline
 def tile_rows[vectors: Int]() -> Int:
-    """Rows that fill 32 vector registers beside the `vectors` that hold the second operand.
+    """Returns the rows that fill 32 vector registers beside the `vectors` that hold the second operand.
     """
     comptime if vectors <= 2:
         return 12
@@ -42,7 +42,8 @@ def tile_rows[vectors: Int]() -> Int:
 
 @always_inline
 def packed_length[dtype: DType](length: Int) -> Int:
-    """The steps that so many take when packed: whole pairs."""
+    """Returns the number of steps, rounded up to whole pairs where steps are packed in pairs.
+    """
     comptime if has_pairs[dtype]:
         return ceildiv(length, 2) * 2
     return length

@@ -14,7 +14,7 @@ from .microkernel import has_pairs, packed_length, packed_type
 def transpose[
     dtype: DType, size: Int
 ](mut rows: Array[SIMD[dtype, size], size]):
-    """In place; `size` is a power of two. Each round interleaves row i with row i + size / 2.
+    """Transposes in place; `size` is a power of two. Each round interleaves row i with row i + size / 2.
     """
     comptime half = size // 2
 
@@ -88,7 +88,7 @@ def pack_forward[
     vectors: Int,
     tap: Int,
 ):
-    """One tap of one panel: packed[c][column] = w[k][tap][c], columns being output channels.
+    """Packs one tap of one panel: packed[c][column] = w[k][tap][c], columns being output channels.
     """
     var cg = g.group_c()
     var kg = g.group_k()
@@ -143,7 +143,7 @@ def pack_gradient[
     vectors: Int,
     tap: Int,
 ):
-    """One tap of one panel: packed[k][column] = w[k][tap][c], columns being input channels.
+    """Packs one tap of one panel: packed[k][column] = w[k][tap][c], columns being input channels.
     """
     var cg = g.group_c()
     var kg = g.group_k()
@@ -186,7 +186,7 @@ def pack_forward_taps_inside[
     first_channel: Int,
     last_channel: Int,
 ):
-    """Some channels of a whole panel: packed[tap][c][column] = w[k][c][tap], columns being output channels.
+    """Packs some channels of a whole panel: packed[tap][c][column] = w[k][c][tap], columns being output channels.
     """
     var kg = g.group_k()
     var taps = g.taps()
@@ -252,7 +252,7 @@ def pack_gradient_taps_inside[
     first_k: Int,
     last_k: Int,
 ):
-    """Some output channels of a whole panel: packed[tap][k][column] = w[k][c][tap], columns being input channels.
+    """Packs some output channels of a whole panel: packed[tap][k][column] = w[k][c][tap], columns being input channels.
     """
     # A few filters' part of the panel stays in the L1 cache from tap to tap.
     comptime FILTERS = 8
@@ -292,8 +292,8 @@ def write_filter[
     target_channels: Int,
     taps_inside: Bool,
 ):
-    """Some channels of one output channel's filter, from source[tap][source_pitch]; `target` is the first channel's.
-    """
+    """Writes some channels of one output channel's filter, from source[tap][source_pitch]; `target` is the first
+    channel's."""
     if taps_inside:
         for c in range(channels):
             for tap in range(taps):
@@ -312,7 +312,7 @@ def write_filter[
 def swap_filter[
     dtype: DType
 ](target: Ptr[dtype], source: Ptr[dtype], count: Int, rows: Int, columns: Int):
-    """`count` matrices of `rows` by `columns`, each transposed."""
+    """Transposes each of `count` matrices of `rows` by `columns`."""
     var workers = worker_count()
 
     @always_inline

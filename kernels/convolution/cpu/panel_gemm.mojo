@@ -70,7 +70,8 @@ def _fill_position[
     position: Int,
     pitch: Int,
 ) -> Int:
-    """As `fill_table`, for the pixels of all images at one position."""
+    """Fills a table as `fill_table` does, for the pixels of all images at one position.
+    """
     var q = position % phase.w.rows
     var p = position // phase.w.rows % phase.h.rows
     var o = position // phase.w.rows // phase.h.rows
@@ -133,9 +134,8 @@ def panel_gemm_cpu[
     w: Ptr[dtype],
     g: ConvolutionProblem,
 ):
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx) of the problems that
-    `PanelGemm` takes.
-    """
+    """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx) of the problems that
+    `PanelGemm` takes."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime forward = pass_ == FPROP

@@ -85,11 +85,11 @@ def _by_position[dtype: DType](g: ConvolutionProblem) -> Bool:
 
 @fieldwise_init
 struct Tiles(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How dw is cut: `parts` of a group's input channels, `blocks` of `rows` output channels.
+    """Partition of dw into tiles: `parts` of a group's input channels, `blocks` of `rows` output channels.
     """
 
     var vectors: Int
-    """Of all of a group's input channels."""
+    """Number of vectors that hold all of a group's input channels."""
     var parts: Int
     var rows: Int
     var blocks: Int
@@ -126,7 +126,7 @@ def _copy_pixels[
     count: Int,
     lanes: Int,
 ):
-    """`count` pixels, `step` elements apart, of `lanes` channels each; the rest of the vectors is zero.
+    """Copies `count` pixels, `step` elements apart, of `lanes` channels each; the rest of the vectors is zero.
     """
     var mask = first_lanes[width](lanes - (vectors - 1) * width)
     for m in range(count):
@@ -158,7 +158,7 @@ def _pack_gradient[
     count: Int,
     by_position: Bool,
 ):
-    """`channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
+    """Packs `channels` channels of dy, from `dy` on, as packed[tile][pixel][TILE_ROWS], zero beyond the last.
     """
     var stored = packed_length[dtype](count)
     for first in range(0, channels, TILE_ROWS):
@@ -228,8 +228,8 @@ def _pack_block[
     count: Int,
     lanes: Int,
 ) -> Bool:
-    """What the tap reads for pixels [pixel, pixel + count), zero in the padding; False if all of it is padding.
-    """
+    """Packs the values that the tap reads for pixels [pixel, pixel + count), zero in the padding; returns False if all
+    of it is padding."""
     comptime pitch = vectors * width
     var q = pixel % g.q
     var rest = pixel // g.q
@@ -290,9 +290,8 @@ def _pack_positions[
     runs: MutPointer[Int, MutUntrackedOrigin],
     lanes: Int,
 ) -> Int:
-    """What the tap reads, by position, without padding; `runs` gets the first pixel and the length of each run of dy's
-    pixels that it meets. Returns how many.
-    """
+    """Packs the values that the tap reads, by position, without padding; `runs` gets the first pixel and the length of
+    each run of dy's pixels that it meets. Returns the number of runs."""
     comptime pitch = vectors * width
     var target = packed
     var image = g.d * g.h * g.w * g.c
@@ -369,7 +368,7 @@ def _taps[
     lanes: Int,
     by_position: Bool,
 ):
-    """Every tap of `vectors` vectors of input channels against one block of pixels.
+    """Adds the products of every tap of `vectors` vectors of input channels with one block of pixels.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -411,7 +410,7 @@ def _taps[
 def resident_wgrad_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of the problems that `ResidentWgrad` takes; workers share the tiles of dw.
+    """Computes the weight gradient of the problems that `ResidentWgrad` takes; workers share the tiles of dw.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -511,7 +510,8 @@ def resident_wgrad_cpu[
 def _scratch_elements[
     width: Int
 ](g: ConvolutionProblem, tiles: Tiles, block: Int) -> Int:
-    """Of one worker: packed pixels of x and of dy, and a tile of dw."""
+    """Returns the elements of scratch memory of one worker: packed pixels of x and of dy, and a tile of dw.
+    """
     return (
         block * (TILE_VECTORS * width + tiles.rows)
         + tiles.rows * g.taps() * tiles.most_vectors() * width

@@ -25,7 +25,7 @@ struct PassOperands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     var pitch: Int
     var result_channels: Int
     var epilogue: EpilogueCallback
-    """Called for what has been stored."""
+    """Called for the elements that have been stored."""
 
     @always_inline
     def depth(self) -> Int:
@@ -67,7 +67,7 @@ struct _PixelCursor(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def next_line(mut self, phase: Phase):
-        """To the first pixel of the next row of pixels."""
+        """Advances to the first pixel of the next row of pixels."""
         self.q = 0
         self.p += 1
         if self.p == phase.h.rows:
@@ -88,7 +88,7 @@ def _fill_results[
     first: _PixelCursor,
     count: Int,
 ):
-    """Where the results of `count` rows go."""
+    """Writes pointers to the results of `count` rows."""
     var at = first
     var m = 0
     while m < count:
@@ -124,8 +124,8 @@ def _fill_line[
     r: Int,
     s: Int,
 ) -> Bool:
-    """What `count` rows read through tap (t, r, s), zeros outside of the source; whether any row reads something.
-    """
+    """Writes pointers to the values that `count` rows read through tap (t, r, s), to zeros outside the source; returns
+    whether any row reads a value."""
     var wide = phase.w
     var shift = wide.offset(s)
     # Rows q with 0 <= q * step + shift < source.
@@ -173,7 +173,7 @@ def fill_table[
     count: Int,
     pitch: Int,
 ) -> Int:
-    """Pointers for rows first … first + count, one line of `pitch` for each live tap; returns how many are live.
+    """Writes pointers for rows first … first + count, one line of `pitch` for each live tap; returns how many are live.
     """
     var begin = _PixelCursor.of(first, phase)
     _fill_results(results, ops, phase, begin, count)
@@ -203,8 +203,8 @@ def run_epilogue_on_rows[
     column: Int,
     lanes: Int,
 ):
-    """Calls what is to be called for `lanes` columns of the first `count` rows of a table; for whole rows that lie one
-    behind the other once."""
+    """Calls the epilogue for `lanes` columns of the first `count` rows of a table; for whole rows that lie one behind
+    the other once."""
     var first = _element(ops, results[]) + column
     var last = _element(ops, results[unsafe_offset=count - 1]) + column
     if (
@@ -220,5 +220,5 @@ def run_epilogue_on_rows[
 
 @always_inline
 def _element[dtype: DType](ops: PassOperands[dtype], row: Ptr[dtype]) -> Int:
-    """The number of a row's first element."""
+    """Returns the number of a row's first element in the result."""
     return (Int(row) - Int(ops.result)) // size_of[dtype]()

@@ -106,7 +106,7 @@ def _copy_spans[
     count: Int,
     span: Int,
 ):
-    """`count` pixels, `step` elements apart, of `span` values each."""
+    """Copies `count` pixels, `step` elements apart, of `span` values each."""
 
     @always_inline
     def copy[vectors: Int]() {imm}:
@@ -149,9 +149,8 @@ def _pack_columns[
     length: Int,
     pitch: Int,
 ) -> Bool:
-    """Columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch]; False if all of them
-    are padding.
-    """
+    """Packs columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch]; returns False
+    if all of them are padding."""
     var inside_input = False
     if length < pitch:
         for m in range(count):
@@ -198,7 +197,7 @@ def _pack_columns[
 
             @always_inline
             def edge(q: Int, target: Ptr[acc_type]) {mut inside_input, imm}:
-                """A pixel that may lack a part of the span."""
+                """Copies a pixel that may lack a part of the span."""
                 var col = q * g.stride_w + shift
                 # Values of the run that lie inside the input, counted from the run's start.
                 var low = 0
@@ -274,7 +273,7 @@ def pack_gradient_rows[
     pixel: Int,
     count: Int,
 ):
-    """The `channels` channels of dy from `dy` on into packed[tile][pixel][TILE_ROWS], zero beyond the last.
+    """Packs the `channels` channels of dy, from `dy` on, as packed[tile][pixel][TILE_ROWS], zero beyond the last.
     """
     var stored = packed_length[dtype](count)
     var tiles = channels // TILE_ROWS
@@ -373,7 +372,7 @@ def _slice[
     packed_x: Ptr[packed_type[dtype]],
     packed_dy: Ptr[packed_type[dtype]],
 ):
-    """Pixels [first, last) added to columns [first_column, last_column) of every group of dw.
+    """Adds pixels [first, last) to columns [first_column, last_column) of every group of dw.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
@@ -465,7 +464,7 @@ def _packed_dy_elements(g: ConvolutionProblem) -> Int:
 def wgrad_gemm_cpu[
     dtype: DType
 ](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
-    """The weight gradient of any problem; workers share the columns, or the pixels where columns are few.
+    """Computes the weight gradient of any problem; workers share the columns, or the pixels where columns are few.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()

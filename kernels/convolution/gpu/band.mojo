@@ -26,11 +26,11 @@ from .planes import PIECE, TiledPlanes, WordPtr, watch
 comptime OCTETS = 4
 """Vectors of channels of a block."""
 comptime CHANNELS = OCTETS * PIECE
-"""Of a block."""
+"""Channels of a block."""
 comptime LINES = 16
 """Rows of a product."""
 comptime DEPTH = 16
-"""Its columns of the source."""
+"""Columns of the source that a product has."""
 comptime THREADS = 256
 comptime MAX_TILES = 4
 """Pieces of the result side by side that a warp sums at once, for each place in the period."""
@@ -102,7 +102,7 @@ struct BandMatrix(KernelArgument):
 
     @always_inline
     def entry(self, k: Int32, n: Int32) -> Int32:
-        """Of elements (k, n) and (k + 1, n) of the band; outside of the table both are zeros.
+        """Returns the table's index of elements (k, n) and (k + 1, n) of the band; outside of the table both are zeros.
         """
         return k * self.k_step - n - self.lowest
 
@@ -122,7 +122,7 @@ struct BandMatrix(KernelArgument):
 
 @fieldwise_init
 struct Band(KernelArgument):
-    """One launch: geometry, and what a block has of it."""
+    """One launch: its geometry, and the parts of it that a block has."""
 
     var planes: TiledPlanes
     var columns: BandMatrix
@@ -135,12 +135,12 @@ struct Band(KernelArgument):
     var lines: Int32
     """Rows of the result, of one residue, that a block has of one image."""
     var images: Int32
-    """Of a block."""
+    """Images of a block."""
     var out_pitch: Int32
     var out_size: Int32
-    """Of a channel's part of the tile of results, in pieces."""
+    """Pieces of one channel in the tile of results."""
     var out_base: Int32
-    """Where that tile begins, in words; 0 where results take the place of the source."""
+    """Start of the tile of results, in words; 0 where results take the place of the source."""
     var table_base: Int32
     var filter_rows: Int32
     var line_tiles: Int32
@@ -183,7 +183,7 @@ struct Band(KernelArgument):
 
 @fieldwise_init
 struct BlockExtents(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How much a block takes at once."""
+    """Extents of what a block takes at once."""
 
     var tiles: Int
     """Pieces of the result in a row, for each place in the period."""
@@ -269,7 +269,7 @@ def band_of(
 def choose_tiling(
     g: ConvolutionProblem, forward: Bool, axes: List[PhaseAxis], enough: Int
 ) -> BlockExtents:
-    """As large as shared memory allows, but of `enough` blocks if that can be.
+    """Chooses extents as large as shared memory allows, but such that there are `enough` blocks if possible.
     """
     var columns = BandMatrix.of(g, forward)
     var pieces = ceildiv(g.q if forward else g.w, PIECE * Int(columns.period))
@@ -317,8 +317,8 @@ def fill_tables[
     first_channel: Int32,
     thread: Int32,
 ) -> UInt32:
-    """Every row of the block's filters by the differences of band elements, in pairs; answers as `load_planes` does.
-    """
+    """Writes every row of the block's filters by the differences of band elements, in pairs; returns a nonzero value if
+    this thread met an infinite element or NaN, as `load_planes` does."""
     comptime BATCH = 4
     var met = UInt32(0)
     var words = band.table_words()
@@ -361,8 +361,8 @@ def band_word[
 def is_depthwise_in_pairs[
     dtype: DType
 ](g: ConvolutionProblem, a: Ptr[dtype], b: Ptr[dtype]) -> Optional[String]:
-    """None, or why tensor cores do not take the depthwise problem with these tensors of pixels, whatever its window.
-    """
+    """Returns None, or why tensor cores do not take the depthwise problem with these tensors of pixels, whatever its
+    window."""
     if dtype != DType.bfloat16 and dtype != DType.float16:
         return String("elements have not two bytes")
     if g.groups != g.c or g.groups != g.k:

@@ -81,9 +81,8 @@ def block_gather_kernel[
     filter_r: Int32,
     filter_s: Int32,
 ):
-    """One tile of y or of one phase of dx. `a_quads` and `b_quads` say that source and filter are copied four elements
-    at a time.
-    """
+    """Computes one tile of y or of one phase of dx. `a_quads` and `b_quads` say that source and filter are copied four
+    elements at a time."""
     comptime forward = pass_ == FPROP
     comptime row_count = shape.rows // 64
     comptime count = shape.accumulators()
@@ -135,7 +134,8 @@ def block_gather_kernel[
 
     @always_inline
     def a_place(slot: Int32, i: Int) {imm} -> Shared[dtype]:
-        """Where this thread's quad of source row `i` lies in a slot."""
+        """Returns the place of this thread's quad of source row `i` in a slot.
+        """
         return shared.unsafe_offset(
             Int(slot) * shape.stage_elements()
             + k_major(thread // 4 + Int32(i * 64), quad)
@@ -143,7 +143,8 @@ def block_gather_kernel[
 
     @always_inline
     def b_place(slot: Int32, i: Int) {imm} -> Shared[dtype]:
-        """Where this thread's quad of filter line `i` lies in a slot."""
+        """Returns the place of this thread's quad of filter line `i` in a slot.
+        """
         var b = shared.unsafe_offset(
             Int(slot) * shape.stage_elements() + a_size
         )
@@ -221,7 +222,7 @@ def block_gather_kernel[
 
     @always_inline
     def round_own(slot: Int32) {imm}:
-        """What this thread copied into a slot."""
+        """Rounds the elements that this thread copied into a slot."""
         comptime for i in range(row_count):
             round_quad(rebind[Shared[DType.float32]](a_place(slot, i)))
         comptime for i in range(lines):
@@ -289,7 +290,7 @@ def _store[
     groups: Int32,
     lane: Int32,
 ):
-    """A lane's sums of a warp's tile, which begins at a row of the phase and a column of the group.
+    """Stores a lane's sums of a warp's tile, which begins at a row of the phase and a column of the group.
     """
     var result_channels = Int(columns) * Int(groups)
     var pairs = result_channels % 2 == 0 and columns % 2 == 0

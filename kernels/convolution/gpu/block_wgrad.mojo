@@ -80,7 +80,7 @@ struct Pixel(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def pixel_of(index: Int32, g: ConvolutionProblem) -> Pixel:
-    """Of dy's pixel number `index`."""
+    """Returns the indices of dy's pixel number `index`."""
     var line, q = divide(index, Int32(g.q))
     var plane, p = divide(line, Int32(g.p))
     var n, o = divide(plane, Int32(g.o))
@@ -143,8 +143,8 @@ def block_wgrad_kernel[
     pixels: Int32,
     slice_pixels: Int32,
 ):
-    """One tile of one slice's partial dw. `a_quads` and `b_quads` say that dy and x are copied four elements at a time.
-    """
+    """Computes one tile of one slice's partial dw. `a_quads` and `b_quads` say that dy and x are copied four elements
+    at a time."""
     comptime count = shape.accumulators()
     comptime a_across = Int32(shape.rows // QUAD)
     comptime a_apart = Int32(THREADS) // a_across
@@ -240,7 +240,7 @@ def block_wgrad_kernel[
 
     @always_inline
     def round_own(slot: Int32) {imm}:
-        """What this thread copied into a slot."""
+        """Rounds the elements that this thread copied into a slot."""
         var a = shared.unsafe_offset(Int(slot) * shape.stage_elements())
         var b = a.unsafe_offset(a_size)
         comptime for i in range(a_lines):
@@ -389,7 +389,8 @@ def _choose[
 
 
 struct BlockWgrad(ConvolutionKernel):
-    """Its partial sums stay within the workspace limit."""
+    """Block-tiled weight gradient; its partial sums stay within the workspace limit.
+    """
 
     comptime NAME: StaticString = "block_wgrad"
 

@@ -34,7 +34,7 @@ comptime WGRAD_LANES = 32
 
 
 def strip_width[dtype: DType]() -> Int:
-    """Columns of a thread's strip: what registers hold of the rows that are under way.
+    """Returns the columns of a thread's strip: as many as registers hold of the rows that are under way.
     """
     return 4 if size_of[dtype]() == 2 else 2
 
@@ -69,7 +69,7 @@ def _load[
 def wide[
     dtype: DType, vector: Int
 ](value: SIMD[dtype, vector]) -> SIMD[DType.float32, vector]:
-    """In float32; pairs by one instruction for each value."""
+    """Converts to float32, pairs by one instruction for each value."""
     comptime if dtype == DType.bfloat16 and vector > 1:
         var pairs = bitcast[DType.uint32, vector // 2](value)
         var low = bitcast[DType.float32, vector // 2](pairs << 16)
@@ -92,7 +92,7 @@ def wide[
 def load_inside[
     dtype: DType, vector: Int
 ](p: Ptr[dtype], at: Int, inside: Bool) -> SIMD[dtype, vector]:
-    """Zeros where not `inside`."""
+    """Loads a vector, zeros where not `inside`."""
     var value = SIMD[dtype, vector](0)
     if inside:
         value = _load[dtype, vector](p, at)
@@ -103,7 +103,7 @@ def load_inside[
 def depthwise_filter_kernel[
     dtype: DType
 ](packed: Ptr[dtype], w: Ptr[dtype], g: ConvolutionProblem, phase: Phase,):
-    """The phase's taps as [tap][channel]."""
+    """Packs the phase's taps as [tap][channel]."""
     var i = global_idx.x
     if i >= phase.taps() * g.c:
         return
@@ -142,14 +142,15 @@ struct Strip(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def source_row(self, phase: Phase, d: Int, h: Int32) -> Int:
-        """Of the row's first pixel, in pixels."""
+        """Returns the index of the source row's first pixel, in pixels."""
         return (
             (self.n * phase.d.source + d) * phase.h.source + Int(h)
         ) * phase.w.source
 
     @always_inline
     def result_row(self, phase: Phase, p: Int32) -> Int:
-        """Of the first pixel of the phase in row p, in pixels."""
+        """Returns the index of the phase's first pixel in row p of the result, in pixels.
+        """
         return (
             (
                 self.n * phase.d.out_extent
@@ -171,7 +172,7 @@ def _store_strip[
     left: Int32,
     values: Array[SIMD[DType.float32, vector], width],
 ):
-    """The strip's first `left` pixels, `pitch` elements apart."""
+    """Stores the strip's first `left` pixels, `pitch` elements apart."""
     comptime for i in range(width):
         if Int32(i) < left:
             target.unsafe_offset(i * pitch).unsafe_store[
@@ -197,10 +198,9 @@ def depthwise_march_kernel[
     march: Int32,
     whole: Int32,
 ):
-    """A strip of columns by up to `march` rows by `vector` channels, for taps_h x taps_w taps that are neighbours in
-    the source along both axes and one tap along D, with `step` source pixels from one pixel to the next. A `whole` filter lies
-    as the caller has it.
-    """
+    """Computes a strip of columns by up to `march` rows by `vector` channels, for taps_h x taps_w taps that are
+    neighbours in the source along both axes and one tap along D, with `step` source pixels from one pixel to the next.
+    A `whole` filter lies as the caller has it."""
     comptime T = SIMD[DType.float32, vector]
     comptime V = SIMD[dtype, vector]
     comptime width = strip_width[dtype]()
@@ -365,7 +365,7 @@ def depthwise_gather_kernel[
     batch: Int32,
     channels_: Int32,
 ):
-    """A strip of one row by `vector` channels, for any taps."""
+    """Computes a strip of one row by `vector` channels, for any taps."""
     comptime T = SIMD[DType.float32, vector]
     var channels = Int(channels_)
     comptime width = strip_width[dtype]()

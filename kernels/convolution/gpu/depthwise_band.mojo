@@ -98,7 +98,7 @@ def _sum_channel[
     place_in_period: Int32,
     lane: Int32,
 ) -> Array[Sum, tiles]:
-    """Of a channel: `tiles` pieces of the result, one of each period, in 16 rows.
+    """Sums `tiles` pieces of a channel's result, one of each period, in 16 rows.
     """
     comptime pieces = tiles + 1
     var sums = Array[Sum, tiles](fill=0)
@@ -146,7 +146,7 @@ def keep_sums[
     lane: Int32,
     sums: Array[Sum, tiles],
 ):
-    """Into the channel's plane of results, rounded."""
+    """Stores the sums, rounded, to the channel's plane of results."""
     comptime for i in range(tiles):
         comptime for half in range(2):
             var line = lane // 4 + Int32(8 * half)
@@ -227,8 +227,8 @@ def sum_plainly[
     corner: Corner,
     thread: Int32,
 ):
-    """What `_sum_channel` and the stores behind it do, from device memory, with the products that exist.
-    """
+    """Computes and stores the same results as `_sum_channel` and the stores behind it, from device memory, with only
+    the products that exist."""
     var channel = corner.channel + thread % CHANNELS
     var planes = band.planes
     if channel >= planes.channels:
@@ -294,7 +294,7 @@ def sum_plainly[
 def depthwise_band_kernel[
     dtype: DType, vector: Int, tiles: Int
 ](result: Ptr[dtype], source: Ptr[dtype], w: Ptr[dtype], band: Band):
-    """The block's channels of every so manieth unit: rows of some images by `tiles` periods of columns.
+    """Computes the block's channels of every grid_dim.y-th unit: rows of some images by `tiles` periods of columns.
     """
     var thread = Int32(thread_idx.x)
     var lane = thread % 32

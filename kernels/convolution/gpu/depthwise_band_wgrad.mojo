@@ -54,35 +54,36 @@ from .tiled import add_slices
 comptime OCTETS = 2
 """Vectors of channels of a block."""
 comptime CHANNELS = OCTETS * PIECE
-"""Of a block."""
+"""Channels of a block."""
 comptime WARP_CHANNELS = CHANNELS // (THREADS // 32)
 """Channels of a warp."""
 comptime MAX_TILES = 4
 """Pieces of eight pixels of a row of dy that a block takes at once."""
 comptime MAX_ROWS = 9
-"""Of the filter: a warp has sums for each."""
+"""Most rows of the filter: a warp has sums for each."""
 comptime MAX_REACH = PIECE
-"""From a row's first tap to its last."""
+"""Most pixels from a row's first tap to its last."""
 # Threads of a multiprocessor that registers must suffice for.
 comptime RESIDENT_THREADS = 512
 
 
 @fieldwise_init
 struct BandWgrad(KernelArgument):
-    """One launch: geometry, and what a block has of it at once."""
+    """One launch: its geometry, and the parts of it that a block has at once.
+    """
 
     var x: TiledPlanes
     var dy: TiledPlanes
     var filter_rows: Int32
     var taps: Int32
-    """Of a row of the filter."""
+    """Taps of a row of the filter."""
     var stride_h: Int32
     var dilation_h: Int32
     var dilation_w: Int32
     var pad_h: Int32
     var pad_w: Int32
     var images: Int32
-    """Of a block, `dy.lines` rows of each."""
+    """Images of a block, with `dy.lines` rows of each."""
     var line_tiles: Int32
     var column_tiles: Int32
     var units: Int32
@@ -117,7 +118,7 @@ struct BandWgrad(KernelArgument):
 
     @always_inline
     def dy_base(self) -> Int:
-        """In words."""
+        """Returns the start of dy's tile in shared memory, in words."""
         return 4 * CHANNELS * Int(self.x.size)
 
     @always_inline
@@ -146,7 +147,7 @@ struct BandWgrad(KernelArgument):
 
     @always_inline
     def corners(self, unit: Int32, channel: Int32) -> Tuple[Corner, Corner]:
-        """Of x and dy."""
+        """Returns the corners of a unit's tiles of x and dy."""
         var rest, column_tile = divide(unit, self.column_tiles)
         var group, line_tile = divide(rest, self.line_tiles)
         var image = group * self.images
@@ -301,9 +302,8 @@ def depthwise_band_wgrad_kernel[
     dy: Ptr[dtype],
     band: BandWgrad,
 ):
-    """Every so manieth unit of the block's channels: dw itself if the grid has one slice, else slice block_idx.y of the
-    partials [slice][channel][tap].
-    """
+    """Sums every grid_dim.y-th unit of the block's channels, from unit block_idx.y on: dw itself if the grid has one
+    slice, else slice block_idx.y of the partials [slice][channel][tap]."""
     var thread = Int32(thread_idx.x)
     var lane = thread % 32
     var warp = thread // 32
@@ -389,7 +389,7 @@ def depthwise_band_wgrad_kernel[
 
 
 def choose_wgrad_band(g: ConvolutionProblem, enough: Int) -> BandWgrad:
-    """As large a unit as shared memory allows, but `enough` blocks if that can be.
+    """Chooses a unit as large as shared memory allows, but such that there are `enough` blocks if possible.
     """
     var pieces = ceildiv(g.q, PIECE)
     var rounds = ceildiv(pieces, MAX_TILES)

@@ -1,4 +1,4 @@
-"""Which kernel runs which problem on any GPU. On Hopper sm90/dispatch.mojo has kernels that are asked first."""
+"""The choice of a kernel for each problem on any GPU. On Hopper the kernels of sm90/dispatch.mojo are asked first."""
 
 from ..analytic import Analytic
 from ..kernel import ConvolutionKernel, Heuristic, Table
@@ -22,12 +22,13 @@ from .warpgroup_wgrad import WarpgroupWgrad
 comptime _FEW_TAPS = 9
 """Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
 comptime _FEW_ELEMENTS = 1 << 22
-"""Of dx: the marches launch two kernels for each phase, which is what a small problem takes."""
+"""Elements of dx up to which the launches take as long as the work: the marches launch two kernels for each phase."""
 comptime _HALO_PIXELS = 256
-"""From which on the loads of the filter pay: with 196 and 49 pixels the other kernels took half to two thirds of the time."""
+"""Pixels from which on the loads of the filter pay: with 196 and 49 pixels the other kernels took half to two thirds of
+the time."""
 comptime _HALO_CHANNELS = 32
-"""Of a group, from which on strides make halos slow: they have up to four times the pixels that are needed, and took 1.7
-times as long as the other kernels."""
+"""Channels of a group from which on strides make halos slow: they have up to four times the pixels that are needed, and
+took 1.7 times as long as the other kernels."""
 
 
 def _marches(p: ConvolutionProblem) -> Bool:
@@ -45,7 +46,7 @@ def _marches(p: ConvolutionProblem) -> Bool:
 
 
 struct _GpuHeuristic(Heuristic):
-    """As measured on an H100 and an H200."""
+    """Choices as measured on an H100 and an H200."""
 
     @staticmethod
     def is_worthwhile[
@@ -96,4 +97,4 @@ comptime DEPTHWISE_KERNELS = Table[
     DepthwiseMarch,
     Analytic["gpu"],
 ]
-"""For one channel in each group, in and out."""
+"""Kernels for one channel in each group, in and out."""

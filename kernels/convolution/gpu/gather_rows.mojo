@@ -6,8 +6,7 @@ from ..gather import Phase
 
 @fieldwise_init
 struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where one step of the flattened reduction stands: a tap of the phase, and a channel.
-    """
+    """A step of the flattened reduction: a tap of the phase, and a channel."""
 
     var t: Int32
     var r: Int32
@@ -33,7 +32,8 @@ struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def offset(self, phase: Phase) -> Offset:
-        """From a row's source pixel to the one under the tap."""
+        """Returns the offset from a row's source pixel to the one under the tap.
+        """
         return Offset(
             Int32(phase.d.first_offset) + self.t * Int32(phase.d.offset_step),
             Int32(phase.h.first_offset) + self.r * Int32(phase.h.offset_step),
@@ -55,7 +55,7 @@ struct Step(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct Offset(ImplicitlyCopyable, TrivialRegisterPassable):
-    """In source pixels along each axis."""
+    """An offset in source pixels along each axis."""
 
     var d: Int32
     var h: Int32
@@ -77,11 +77,11 @@ struct SourceRow(ImplicitlyCopyable, TrivialRegisterPassable):
     var h: Int32
     var w: Int32
     var base: Int
-    """Of the pixel's first channel in the group; may lie outside the tensor."""
+    """Index of the pixel's first channel in the group; may lie outside the tensor."""
 
     @always_inline
     def reaches(self, offset: Offset, phase: Phase) -> Bool:
-        """Whether the pixel at the offset is one of the source's."""
+        """Returns whether the pixel at the offset is one of the source's."""
         return (
             UInt32(self.d + offset.d) < UInt32(phase.d.source)
             and UInt32(self.h + offset.h) < UInt32(phase.h.source)

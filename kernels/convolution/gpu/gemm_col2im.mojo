@@ -34,7 +34,7 @@ from .pipeline import block_refusal
 from .warpgroup_gather import WarpgroupGather
 
 comptime MAX_CHANNELS = 4
-"""Of dx: a thread has a pixel's channels as one vector."""
+"""Most channels of dx: a thread has a pixel's channels as one vector."""
 comptime _Products = Table[AlwaysWorthwhile, WarpgroupGather, BlockGather]
 comptime _THREADS = 256
 # Of z at a time: about half of a large GPU's cache.
@@ -78,9 +78,8 @@ def col2im_kernel(
     tap_step_w: Int32,
     chunk_pixels: Int32,
 ):
-    """One pixel of dx for each thread; z is [taps * C][chunk_pixels]. Neighbouring threads have pixels one stride apart: they
-    read neighbouring pixels of dy.
-    """
+    """Sums one pixel of dx for each thread; z is [taps * C][chunk_pixels]. Neighbouring threads have pixels one stride
+    apart: they read neighbouring pixels of dy."""
     var index = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
     var width = Int32(g.w)
     var stride = Int32(g.stride_w)

@@ -33,9 +33,9 @@ comptime VECTOR = 8
 comptime CHUNK = 64
 """Channels of a tile's source and result at most, in whole groups."""
 comptime SHARED_BYTES = 96 * 1024
-"""Of a block: two fit a multiprocessor of Hopper's, one any other's since sm_80."""
+"""Most bytes of shared memory of a block: two blocks fit a multiprocessor of Hopper's, one any other's since sm_80."""
 comptime MAX_PIXELS = 512
-"""Of a tile."""
+"""Most pixels of a tile."""
 
 
 @no_inline
@@ -74,7 +74,7 @@ def halo_extent(count: Int32, axis: PhaseAxis) -> Int32:
 
 @always_inline
 def lowest_offset(axis: PhaseAxis) -> Int32:
-    """Of all taps."""
+    """Returns the lowest offset of all taps."""
     return Int32(axis.first_offset) + min(
         Int32(0), max(Int32(axis.taps) - 1, 0) * Int32(axis.offset_step)
     )
@@ -97,7 +97,7 @@ struct PixelIndex(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def advance(mut self, by: Self, rows: Int32, columns: Int32):
-        """By as many pixels as `by` is from the first one."""
+        """Advances by as many pixels as `by` is from the first one."""
         self.n += by.n
         self.h += by.h
         self.w += by.w
@@ -114,7 +114,7 @@ struct TileGrid(KernelArgument):
     """How a phase's result pixels are cut into tiles."""
 
     var images: Int32
-    """Of a tile: more than one only of whole images."""
+    """Images of a tile: more than one only where they are whole images."""
     var rows: Int32
     var columns: Int32
     var tiles_n: Int32
@@ -140,7 +140,7 @@ struct TileGrid(KernelArgument):
 
     @always_inline
     def pixels(self) -> Int32:
-        """Of a tile."""
+        """Returns the pixels of a tile."""
         return self.images * self.rows * self.columns
 
     @always_inline
@@ -153,7 +153,8 @@ struct TileGrid(KernelArgument):
 
     @always_inline
     def pixel(self, index: Int32) -> PixelIndex:
-        """Of a tile, counted from its first one."""
+        """Returns a pixel of a tile by its number, relative to the tile's first one.
+        """
         return PixelIndex.of(index, self.rows, self.columns)
 
     @always_inline
@@ -190,13 +191,13 @@ struct TileGrid(KernelArgument):
 
 @always_inline
 def row_bytes(vectors: Int32) -> Int32:
-    """Of a pixel in shared memory."""
+    """Returns the bytes of a pixel in shared memory."""
     return (vectors | 1) * 16
 
 
 @fieldwise_init
 struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where a tile's source pixels lie in shared memory; bytes from one to the next.
+    """The layout of a tile's source pixels in shared memory; bytes from one to the next.
 
     Rows and images are padded so that result pixel i reads from bank group i, counted on from row to row: any 8 neighbours meet
     all banks (with a stride of 2 half of them).
@@ -211,7 +212,7 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
     @staticmethod
     @always_inline
     def of(tiling: TileGrid, phase: Phase, vectors: Int32) -> Self:
-        """Of pixels of so many vectors of channels."""
+        """Returns the layout for pixels of `vectors` vectors of channels."""
         var rows = halo_extent(tiling.rows, phase.h)
         var columns = halo_extent(tiling.columns, phase.w)
         var pixel = row_bytes(vectors)
@@ -221,7 +222,7 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def place(self, index: Int32) -> PixelIndex:
-        """Of all source pixels, counted."""
+        """Returns the indices of source pixel number `index` of the tile."""
         return PixelIndex.of(index, self.rows, self.columns)
 
     @always_inline
@@ -230,7 +231,8 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def lowest(self, pixel: PixelIndex, phase: Phase) -> Int32:
-        """What a tile's pixel reads through the lowest offsets."""
+        """Returns the offset in bytes of the source pixel that a tile's pixel reads through the lowest offsets.
+        """
         return self.at(
             PixelIndex(
                 pixel.n,
@@ -241,7 +243,8 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def moved(self, r: Int32, s: Int32, phase: Phase) -> Int32:
-        """From there to what is read through tap (r, s)."""
+        """Returns the distance in bytes from the source pixel of `lowest` to the one that is read through tap (r, s).
+        """
         var h = (
             Int32(phase.h.first_offset)
             + r * Int32(phase.h.offset_step)
@@ -294,23 +297,23 @@ def widest(table: PhaseTable) -> Phase:
 
 @fieldwise_init
 struct SharedBudget(ImplicitlyCopyable, TrivialRegisterPassable):
-    """What a block of shared memory has room for: two tiles' halos, and with `result_bytes` their result pixels.
+    """The capacity of a block's shared memory: two tiles' halos, and with `result_bytes` their result pixels.
     """
 
     var bytes: Int
     var vectors: Int
-    """Of a source pixel."""
+    """Vectors of a source pixel."""
     var result_bytes: Int
-    """Of a result pixel, 0 where they are not kept."""
+    """Bytes of a result pixel, 0 where results are not kept."""
 
     def halo_bytes(self, tiling: TileGrid, phase: Phase) -> Int:
-        """Of one tile's halo."""
+        """Returns the bytes of one tile's halo."""
         return Int(
             tiling.images * Halo.of(tiling, phase, Int32(self.vectors)).image
         )
 
     def tile_bytes(self, tiling: TileGrid, phase: Phase) -> Int:
-        """Of one tile."""
+        """Returns the bytes of one tile."""
         return (
             self.halo_bytes(tiling, phase)
             + align_up(Int(tiling.pixels()), 16) * self.result_bytes
@@ -324,7 +327,7 @@ struct SharedBudget(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 comptime _MAX_PARTS = 64
-"""Of an axis."""
+"""Most parts of an axis."""
 
 
 def smallest(n: Int, phase: Phase) -> TileGrid:

@@ -62,13 +62,13 @@ comptime _BLOCKS = 16
 comptime _AT_ONCE = 4
 """Vectors of the filter that a thread loads before it stores them."""
 comptime _PIECE = 4
-"""Such blocks of a warp: each matrix of the filter is read once for all of them."""
+"""Most blocks of 16 pixels of a warp: each matrix of the filter is read once for all of them."""
 
 
 @always_inline
 def _pieces(blocks: Int32, units: Int32) -> Int32:
-    """How many warps share the blocks of pixels of one unit of columns: in each round all of them have work.
-    """
+    """Returns the number of warps that share the blocks of pixels of one unit of columns: in each round all of them
+    have work."""
     var least = ceildiv(blocks, Int32(_PIECE))
     var rounds = ceildiv(least * units, Int32(_WARPS))
     var most, _ = divide(rounds * _WARPS, units)
@@ -77,9 +77,8 @@ def _pieces(blocks: Int32, units: Int32) -> Int32:
 
 @always_inline
 def _lane_of[tiles: Int](column: Int32) -> Tuple[Int32, Int32]:
-    """Of one of a warp's columns: its number in an mma's columns, and which mma. A lane gets neighbouring columns of all
-    of them, so that it can store them together.
-    """
+    """Returns a column's number in an mma's columns, and the mma, for one of a warp's columns. A lane gets neighbouring
+    columns of all of them, so that it can store them together."""
     var quad, within = divide(column, Int32(2 * tiles))
     return quad * 2 + within % 2, within // 2
 
@@ -147,7 +146,7 @@ def _pack_filter[
 def _place_vector[
     dtype: DType, forward: Bool, tiles: Int
 ](shared: UInt32, value: SIMD[dtype, VECTOR], column: Int32, step: Int32,):
-    """Among the words of eight steps: all of one column, or of one step eight columns.
+    """Stores a vector among the words of eight steps: all of one column, or of one step eight columns.
     """
     comptime if forward:
         var n, tile = _lane_of[tiles](column)
@@ -195,7 +194,7 @@ def _add_tap[
     steps: Int32,
     blocks: Int32,
 ):
-    """One tap's products of up to _PIECE blocks of pixels. `filter` is the lane's address.
+    """Adds one tap's products of up to _PIECE blocks of pixels. `filter` is the lane's address.
     """
     comptime step_bytes = UInt32(32 * tiles * 4)
     var at = filter
@@ -411,14 +410,14 @@ struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     """Channels of a problem's groups as the kernel sees them."""
 
     var depth: Int
-    """Summed over."""
+    """Channels that are summed over."""
     var columns: Int
     var width: Int
     """Columns of a warp."""
     var together: Int
     """Groups of a block."""
     var filter_bytes: Int
-    """Of a block."""
+    """Bytes of a block's filter."""
 
     @staticmethod
     def of[pass_: Int](g: ConvolutionProblem) -> Self:

@@ -56,9 +56,9 @@ from .tiled import add_slices
 comptime _THREADS = 384
 comptime _WARPS = _THREADS // 32
 comptime _ROWS = 16
-"""Of a warp's tile: output channels, as mma has them."""
+"""Rows of a warp's tile: output channels, as mma has them."""
 comptime _TAPS = 3
-"""Of a warp."""
+"""Taps of a warp."""
 comptime _STEPS = 16
 """Pixels that mma multiplies at a time."""
 comptime _ZERO_BYTES = 256
@@ -367,7 +367,7 @@ struct _Choice(ImplicitlyCopyable, TrivialRegisterPassable):
 def _choose(
     g: ConvolutionProblem, shape: _WgradGroups, processors: Int
 ) -> _Choice:
-    """What takes the fewest cycles by a model of blocks of which two share a multiprocessor.
+    """Chooses the launch with the fewest cycles by a model of blocks of which two share a multiprocessor.
     """
     var phase = forward_phases(g)[0]
     var walkers = max(1, 2 * processors // (shape.chunks * shape.parts))
@@ -402,7 +402,8 @@ def _choose(
 
 
 struct HaloWgrad(ConvolutionKernel):
-    """Its partial sums stay within the workspace limit."""
+    """Weight gradient on halos; its partial sums stay within the workspace limit.
+    """
 
     comptime NAME: StaticString = "halo_wgrad"
 

@@ -34,7 +34,8 @@ def _take_diagonal_kernel[
     group_k: Int32,
     together: Int32,
 ):
-    """Of merged [K][taps][together * C / G]: each filter's own channels."""
+    """Writes each filter's own channels of merged [K][taps][together * C / G].
+    """
     var at = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
     if at < size:
         var row, c = divide(at, group_c)
@@ -47,7 +48,7 @@ def _take_diagonal_kernel[
 
 
 def _together(g: ConvolutionProblem) -> Int:
-    """How many groups fill a tile."""
+    """Returns how many groups fill a tile."""
     var most = _CHANNELS // max(g.group_c(), g.group_k())
     for count in range(min(most, g.groups), 1, -1):
         if g.groups % count == 0:

@@ -19,7 +19,7 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
     """One axis for every residue of the input's pixels."""
 
     var same: PhaseAxis
-    """Of residue 0; what does not depend on the residue is read from it."""
+    """The axis of residue 0; what does not depend on the residue is read from it."""
     var residues: Int32
     var rows: StaticTuple[Int32, MAX_STRIDE]
     var taps: StaticTuple[Int32, MAX_STRIDE]
@@ -99,7 +99,7 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     def of(g: ConvolutionProblem) -> Self:
-        """Of a problem whose input is not empty."""
+        """Returns the phases of a problem whose input is not empty."""
         var phases = gradient_phases(g, 0)
         var w_count = min(g.stride_w, g.w)
         var h_count = min(g.stride_h, g.h)
@@ -118,7 +118,8 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         return Int(self.d.residues * self.h.residues * self.w.residues)
 
     def most_rows(self, n: Int) -> Int:
-        """Of any phase: residue 0 has the most on each axis."""
+        """Returns the most rows of any phase: residue 0 has the most on each axis.
+        """
         return n * self.d.same.rows * self.h.same.rows * self.w.same.rows
 
     @always_inline

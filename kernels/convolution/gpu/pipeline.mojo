@@ -1,4 +1,4 @@
-"""What the block-tiled products of NVIDIA's GPUs are made of: places in shared memory, and products from it.
+"""Building blocks of the block-tiled products of NVIDIA's GPUs: places in shared memory, and products from it.
 
 A stage holds STAGE_LENGTH steps of the reduction of both operands, each in one of two orders: "k-major" [index][STAGE_LENGTH]
 or "index-major" [STAGE_LENGTH][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
@@ -20,10 +20,10 @@ from ..problem import ConvolutionProblem
 comptime STAGE_LENGTH = 16
 """Steps of the reduction in one stage."""
 comptime STAGES = 4
-"""In shared memory, one of which is multiplied while the others are on their way."""
+"""Stages in shared memory, one of which is multiplied while the others are on their way."""
 comptime THREADS = 256
 comptime WARP_COLUMNS = 32
-"""Of a block's tile."""
+"""Columns of a block's tile that a warp has."""
 
 
 @fieldwise_init
@@ -40,7 +40,7 @@ struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.rows * self.warps_along_columns() // (THREADS // 32)
 
     def accumulators(self) -> Int:
-        """Of one thread, in quads."""
+        """Returns the accumulators of one thread, in quads."""
         return self.warp_rows() // QUAD
 
     def stage_elements(self) -> Int:

@@ -37,13 +37,13 @@ struct TiledPlanes(KernelArgument):
     var lines: Int32
     """Rows of one image in the tile."""
     var rows: Int32
-    """Of all its images."""
+    """Rows of all images in the tile."""
     var pieces: Int32
-    """Of a row."""
+    """Pieces of a row."""
     var pitch: Int32
-    """From one row to the next, in pieces."""
+    """Pieces from one row to the next."""
     var size: Int32
-    """Of a channel's plane, in pieces."""
+    """Pieces of a channel's plane."""
     var by_lines: Divisor
     var by_pitch: Divisor
 
@@ -76,7 +76,7 @@ struct TiledPlanes(KernelArgument):
 
 @fieldwise_init
 struct Corner(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where a tile begins; rows and columns may lie outside."""
+    """The start of a tile; rows and columns may lie outside the tensor."""
 
     var image: Int32
     var row: Int32
@@ -86,26 +86,26 @@ struct Corner(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def place[octets: Int](piece: Int32, octet: Int32) -> Int32:
-    """Where a piece of a plane of the octet lies in it."""
+    """Returns the place of a piece in its plane, for a plane of the octet."""
     return piece ^ (octet * Int32(PIECE // octets))
 
 
 @always_inline
 def address(plane: SharedWords, piece: Int32) -> UInt32:
-    """Of a piece of a plane, as instructions take it."""
+    """Returns the address of a plane's piece, as instructions take it."""
     return UInt32(Int(plane.unsafe_offset(Int(4 * piece))))
 
 
 @always_inline
 def exponent_mask[dtype: DType]() -> UInt32:
-    """Of a pair of elements."""
+    """Returns the mask of the exponents of a pair of elements."""
     return 0x7F807F80 if dtype == DType.bfloat16 else 0x7C007C00
 
 
 @always_inline
 def watch[dtype: DType, width: Int](value: SIMD[DType.uint32, width]) -> UInt32:
-    """Not zero if an element of the pairs is infinite or no number: its exponent is all ones, and one more carries.
-    """
+    """Returns a nonzero value if an element of the pairs is infinite or NaN: its exponent is all ones, and one more
+    carries."""
     comptime one: UInt32 = 0x00800080 if dtype == DType.bfloat16 else 0x04000400
     comptime mask = exponent_mask[dtype]()
     return (((value & mask) + one) & 0x80008000).reduce_or()
@@ -167,8 +167,8 @@ def load_planes[
     corner: Corner,
     thread: Int32,
 ) -> UInt32:
-    """Fills a tile of `octets` octets, with zeros where the tensor ends; answers whether this thread met an infinite
-    element or one that is no number (not zero).
+    """Fills a tile of `octets` octets, with zeros where the tensor ends; returns a nonzero value if this thread met an
+    infinite element or NaN.
     """
     var met = UInt32(0)
     var octet = thread % Int32(octets)

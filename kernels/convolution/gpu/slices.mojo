@@ -1,4 +1,4 @@
-"""Into how many slices of pixels a weight gradient's reduction is split."""
+"""The number of slices of pixels into which a weight gradient's reduction is split."""
 
 from std.math import ceildiv
 

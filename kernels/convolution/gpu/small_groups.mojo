@@ -27,7 +27,7 @@ comptime _THREADS = 256
 comptime _LANES = 8
 """Threads beside each other along channels, four channels each."""
 comptime _STRIPS = _THREADS // _LANES
-"""Of a block."""
+"""Strips of a block."""
 # Pixels of a strip.
 comptime _STRIP = 4
 comptime MAX_CHANNELS = 8

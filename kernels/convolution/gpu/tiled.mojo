@@ -73,7 +73,7 @@ def convolution_tiled_gather_kernel[
     g: ConvolutionProblem,
     phase: Phase,
 ):
-    """One TILE x TILE tile of y or of one phase of dx."""
+    """Computes one TILE x TILE tile of y or of one phase of dx."""
     comptime forward = pass_ == FPROP
     var channels = g.c if forward else g.k
     var result_channels = g.k if forward else g.c
@@ -204,7 +204,7 @@ def convolution_tiled_wgrad_kernel[
     slice_pixels: Int64,
     slices: Int64,
 ):
-    """One TILE x TILE tile of one slice's partial dw."""
+    """Computes one TILE x TILE tile of one slice's partial dw."""
     var kg = g.group_k()
     var cg = g.group_c()
     var columns = g.taps() * cg

@@ -79,7 +79,7 @@ def warpgroup_gather_kernel[
     filter_r: Int32,
     filter_s: Int32,
 ):
-    """One tile of y or of one phase of dx; each phase has `phase_tiles` tiles.
+    """Computes one tile of y or of one phase of dx; each phase has `phase_tiles` tiles.
     """
     comptime forward = pass_ == FPROP
     comptime steps = Int32(steps_of[dtype]())

@@ -60,7 +60,7 @@ comptime _STAGE_BYTES = 1 << 20
 
 @always_inline
 def _advance(mut at: Pixel, by: Pixel, g: ConvolutionProblem):
-    """By as many pixels as `by` is from pixel zero; its indices are within the extents.
+    """Advances by as many pixels as `by` is from pixel zero; its indices are within the extents.
     """
     at.n += by.n
     at.o += by.o
@@ -97,7 +97,7 @@ def warpgroup_wgrad_kernel[
     pixels: Int32,
     slice_pixels: Int32,
 ):
-    """One tile of one slice's partial dw."""
+    """Computes one tile of one slice's partial dw."""
     comptime steps = Int32(steps_of[dtype]())
     comptime a_count = shape.rows // APART
     comptime b_count = shape.columns // APART
@@ -281,7 +281,8 @@ def _launch[
 
 
 struct WarpgroupWgrad(ConvolutionKernel):
-    """Its partial sums stay within the workspace limit."""
+    """Weight gradient on Hopper's warpgroups; its partial sums stay within the workspace limit.
+    """
 
     comptime NAME: StaticString = "warpgroup_wgrad"
 

@@ -137,7 +137,7 @@ def _up(value: Int, to: Int) -> Int:
 
 @fieldwise_init
 struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How a tensor that the kernels read or write relates to the user's."""
+    """Relation of a tensor that the kernels read or write to the user's."""
 
     var extents: Extents3
     var given: Extents3
@@ -160,7 +160,7 @@ struct AlignedProblem(ImplicitlyCopyable):
     var element: Int
     """Bytes."""
     var view: SourceView
-    """How x, or its copy, is read."""
+    """View through which x, or its copy, is read."""
     var x: AlignedTensor
     var w: AlignedTensor
     var y: AlignedTensor
@@ -168,7 +168,7 @@ struct AlignedProblem(ImplicitlyCopyable):
     def copies[
         pass_: Int
     ](self) -> Tuple[AlignedTensor, AlignedTensor, AlignedTensor]:
-        """Of the result, a and b, as `ConvolutionTensors` has them."""
+        """Returns the result, a and b, in the order of `ConvolutionTensors`."""
         comptime if pass_ == FPROP:
             return self.y, self.x, self.w
         elif pass_ == DGRAD:

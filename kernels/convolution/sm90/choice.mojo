@@ -1,4 +1,4 @@
-"""Which compiled tile runs a problem: predicted times, from constants measured on an H200.
+"""The choice of the compiled tile that runs a problem: predicted times, from constants measured on an H200.
 
 A product's time is the number of rounds that its tiles make over the multiprocessors, times what one tile costs (its
 pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. `measured.mojo` has the
@@ -34,7 +34,7 @@ comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
 ]
 
 comptime _CACHE_BYTES = 45.0e6
-"""Of the second-level cache, what operands may take to be read again from there."""
+"""Bytes of the second-level cache that operands may take to be read again from there."""
 comptime _BYTE = 1.0 / 4.27e6
 """Moving one byte at the measured copy bandwidth."""
 comptime _TF32_TILE = 1.5
@@ -51,13 +51,14 @@ comptime _LAUNCH = 2.0
 
 @fieldwise_init
 struct Product(ImplicitlyCopyable):
-    """What the choice needs to know of one fprop or of one phase of a dgrad."""
+    """The quantities of one fprop or of one phase of a dgrad on which the choice depends.
+    """
 
     var rows: Int
     var steps: Int
     """Pipeline stages."""
     var short_steps: Int
-    """Of these."""
+    """Number of these stages that are short."""
 
 
 def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
@@ -88,15 +89,14 @@ def tile_cost[dtype: DType, shape: Int]() -> TileCost:
 
 
 def join_steps(parts: Int) -> Int:
-    """What it takes the blocks of a cluster to add their sums, in pipeline stages: on an H100 3.5 us for 2 blocks, 7 for 8,
-    where a stage of one consumer takes 0.29.
-    """
+    """Returns the time in pipeline stages that the blocks of a cluster take to add their sums: on an H100 3.5 us for 2
+    blocks, 7 for 8, where a stage of one consumer takes 0.29."""
     return 8 + 2 * parts
 
 
 def split_parts(tiles: Int, steps: Int, processors: Int) -> Int:
-    """Into how many parts the blocks of a cluster cut each tile's reduction: where all run at a time, and it pays.
-    """
+    """Returns the number of parts into which the blocks of a cluster cut each tile's reduction: where all run at a
+    time, and it pays."""
     var best = 1
     var least = steps
     for bits in range(1, 4):

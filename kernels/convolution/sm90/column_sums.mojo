@@ -22,11 +22,11 @@ from .tile import PANEL_COLUMNS
 comptime Factor = def[width: Int, parts: Int](
     StaticTuple[Int, parts], Int
 ) capturing -> SIMD[DType.float32, width]
-"""What the elements of some pixels are multiplied by, from a channel on."""
+"""A function that returns the factors of the elements of some pixels, from a channel on."""
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4
-"""Of a consumer."""
+"""Warps of a consumer."""
 comptime _FIRST_BARRIER = 3
 """Named barriers of the two consumers; the kernel has those before."""
 
@@ -42,7 +42,7 @@ def _shared[
 
 @always_inline
 def _from_lane(value: _Vector, distance: UInt32) -> _Vector:
-    """What the lane `distance` further on has."""
+    """Returns the value of the lane `distance` further on."""
     var result = _Vector()
     comptime for i in range(8):
         result[i] = warps.shuffle_down(value[i], distance)
@@ -60,7 +60,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     var first: StaticTuple[SIMD[DType.float32, Self.width], Self.panels]
     var second: StaticTuple[SIMD[DType.float32, Self.width], Self.panels]
     var pivot: StaticTuple[SIMD[Self.dtype, 8], Self.panels]
-    """Of moments alone."""
+    """Values that deviations are taken from; of moments alone."""
     var count: Int32
     """Rows; of moments alone."""
 
@@ -75,7 +75,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     def add_moments[
         panel: Int, new: Bool
     ](mut self, value: SIMD[Self.dtype, 8]):
-        """One row's values, before the row is counted; where `new` they may be the thread's first ones.
+        """Adds one row's values, before the row is counted; where `new` they may be the thread's first ones.
         """
         comptime assert Self.kind == MOMENTS
         comptime if new:
@@ -94,7 +94,8 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
 
     @always_inline
     def add_products[panel: Int](mut self, products: Products, lane: UInt32):
-        """What the four threads have of some rows of a panel."""
+        """Adds the sums that the four threads have over some rows of a panel.
+        """
         comptime assert Self.kind == PRODUCTS
         self.first[panel] += rebind[SIMD[DType.float32, Self.width]](
             _share(products.first, lane)
@@ -117,7 +118,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
 
     @always_inline
     def _put_down(self, address: UInt32, lane: UInt32):
-        """Into a warp's shared memory: both numbers of all columns, then the rows.
+        """Stores the sums to a warp's shared memory: both numbers of all columns, then the rows.
         """
         comptime second = UInt32(Self.columns * 4)
         comptime if Self.kind == PRODUCTS:
@@ -160,7 +161,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     @staticmethod
     @always_inline
     def _taken_up(address: UInt32, column: UInt32) -> Moments[DType.float32, 1]:
-        """What a warp has put down of a column; of products the fields are the sums.
+        """Loads the sums that a warp has stored for a column; of products the fields are the sums.
         """
         comptime second = UInt32(Self.columns * 4)
         var count = Int32(0)
@@ -233,8 +234,8 @@ struct Products(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _share(value: _Vector, lane: UInt32) -> SIMD[DType.float32, 2]:
-    """Of the sum over the four lanes with these columns the two columns that the lane keeps: those from 2 * (lane // 8) on.
-    """
+    """Returns the two columns that the lane keeps, from 2 * (lane // 8) on, of the sum over the four lanes with these
+    columns."""
     return _exchanged[2](_exchanged[4](value, 16, lane), 8, lane)
 
 

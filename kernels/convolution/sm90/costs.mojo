@@ -1,9 +1,9 @@
-"""What the choice of a tile knows of times: the terms of its predictions; `measured.mojo` has their values."""
+"""Terms of the times that the choice of a tile predicts; `measured.mojo` has their values."""
 
 
 @fieldwise_init
 struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of one tile shape of fprop and dgrad; microseconds."""
+    """Costs of one tile shape of fprop and dgrad; microseconds."""
 
     var step: Float64
     """One pipeline stage."""
@@ -15,11 +15,11 @@ struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct WgradCosts(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of every wgrad shape; microseconds, and microseconds for a million bytes.
+    """Costs of every wgrad shape; microseconds, and microseconds for a million bytes.
     """
 
     var start: Float64
-    """Until the first products run, and after the last ones."""
+    """Time until the first products run, and after the last ones."""
     var traffic: Float64
     """Measured memory time over the ideal one."""
     var unaligned: Float64

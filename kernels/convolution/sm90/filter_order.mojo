@@ -11,9 +11,9 @@ from ...common.pointer import Ptr
 from ..problem import ConvolutionProblem
 
 comptime _SIDE = 32
-"""Of the square that a block exchanges: 128 bytes of float32 both ways."""
+"""Side of the square that a block exchanges: 128 bytes of float32 both ways."""
 comptime _LINES = 8
-"""That it reads at a time."""
+"""Lines of the square that a block reads at a time."""
 
 
 @__name(t"conv_filter_order_{dtype}")

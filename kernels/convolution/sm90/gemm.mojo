@@ -46,7 +46,7 @@ from .wgrad_plan import WgradChoice
 comptime _MAX_TRAVERSAL_STRIDE = 8
 """Pixels that the copy engine steps over along an axis."""
 comptime MAX_PHASES = 16
-"""Of a data gradient."""
+"""Most phases of a data gradient."""
 comptime FEW_PHASES = 8
 """Phases of a data gradient that a kernel has room for, if not for one or for all."""
 
@@ -63,7 +63,7 @@ def compiles_for[dtype: DType, pass_: Int]() -> Bool:
 
 
 struct Gemm(ConvolutionKernel):
-    """Without groups."""
+    """Implicit matrix products of convolutions without groups."""
 
     comptime NAME: StaticString = "implicit_gemm"
 
@@ -91,7 +91,8 @@ struct Gemm(ConvolutionKernel):
 
 
 def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
-    """Why no kernel for Hopper without groups takes a problem, or None."""
+    """Returns why no kernel for Hopper without groups takes a problem, or None.
+    """
     if p.groups != 1:
         return String(t"takes groups = 1, not {p.groups}")
     if p.x_size() == 0 or p.y_size() == 0 or p.w_size() == 0:
@@ -154,7 +155,8 @@ def gemm_refusal[
 
 
 def _strides(p: ConvolutionProblem) -> Int:
-    """What bounds a data gradient's phases."""
+    """Returns the product of the strides, an upper bound of a data gradient's phases.
+    """
     return (p.stride_d if p.is_deep() else 1) * p.stride_h * p.stride_w
 
 
@@ -192,9 +194,8 @@ def run[
     problem: ConvolutionProblem,
     forced: Optional[WgradChoice] = None,
 ) raises:
-    """Of what `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an index into
-    TILE_SHAPES, counts.
-    """
+    """Runs a problem that `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an
+    index into TILE_SHAPES, counts."""
     if not needs_alignment[dtype](problem):
         _run[dtype, pass_](ctx, t, problem, SourceView.dense(problem), forced)
         return
@@ -287,7 +288,7 @@ def _launch_dgrad[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """By the kernel with room for the problem's phases, in another shape where this one is not `strided`.
+    """Launches the kernel with room for the problem's phases, in another shape where this one is not `strided`.
     """
     comptime other = shape if strided else TILE_SHAPES[2]
     var phases = _strides(problem)
@@ -340,8 +341,8 @@ def run_fused[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """As `run`, for fprop and dgrad, with the result handed to an epilogue before it is stored, and with `sums` over what is
-    stored in each column (column_sums.mojo): for all problems of a kind.
+    """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
+    over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
     `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `room` at most. A `heavy`
     epilogue needs many registers for a vector.
@@ -378,6 +379,6 @@ def sums_are_worth_it[
 def slots_of_sums[
     pass_: Int, narrow: Int
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
-    """Where `run_fused` leaves its sums."""
+    """Returns the slots where `run_fused` leaves its sums."""
     comptime shape = _fused_shape(narrow, False)
     return slots_of[pass_, shape](problem, ctx)

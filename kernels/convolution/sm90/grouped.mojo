@@ -39,7 +39,7 @@ comptime _NARROW = TILE_SHAPES[3]
 
 
 def problem_of_group(p: ConvolutionProblem) -> ConvolutionProblem:
-    """One group by itself."""
+    """Returns the problem of one group by itself."""
     var problem = p
     problem.c = p.group_c()
     problem.k = p.group_k()
@@ -56,7 +56,7 @@ struct GroupPhase(ImplicitlyCopyable):
 
 
 def group_phases[pass_: Int](p: ConvolutionProblem) -> List[GroupPhase]:
-    """Those of all groups, long reductions first."""
+    """Returns the phases of all groups, long reductions first."""
     var group = problem_of_group(p)
     var phases = List[Im2colPhase]()
     comptime if pass_ == FPROP:

@@ -67,7 +67,7 @@ from .tile import (
 
 
 comptime _STEP_BYTES = 32
-"""Of a row that one wgmma multiplies."""
+"""Bytes of a row that one wgmma multiplies."""
 
 
 @fieldwise_init
@@ -91,7 +91,7 @@ struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def make_barriers(self):
-        """By one thread of the block."""
+        """Initialises the barriers; called by one thread of the block."""
         comptime for i in range(Self.shape.stages):
             mbarrier_init(self.full() + UInt32(8 * i), 1)
             mbarrier_init(
@@ -163,9 +163,8 @@ def _multiply[
     mut place: PipelineState[shape.stages],
     by: Consumer[shape],
 ) -> Sums[shape]:
-    """One tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot is released when the
-    products of the next one are under way.
-    """
+    """Multiplies one tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot
+    is released when the products of the next one are under way."""
     comptime fragment = shape.columns // 2
     var sums = Sums[shape](fill=StaticTuple[Float32, fragment](fill=0))
     var previous = UInt32(0)

@@ -40,7 +40,7 @@ def reads_filter_along_k[dtype: DType]() -> Bool:
 
 
 comptime NOWHERE = Ptr[DType.float32](unsafe_from_address=16)
-"""Of a launch without sums."""
+"""Placeholder for the sums of a launch that makes none."""
 
 
 def _processors(ctx: DeviceContext) raises -> Int:
@@ -76,7 +76,7 @@ def _encode_filter[
 def slots_of[
     pass_: Int, shape: TileShape
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
-    """Where a launch with sums over columns puts them."""
+    """Returns the slots where a launch with sums over columns puts them."""
     var p = problem
     var columns = p.k if pass_ == FPROP else p.c
     var step = shape.column_step(columns, pass_ == FPROP)
@@ -317,7 +317,7 @@ def _plan_wgrad[
     phase: Im2colPhase,
     ctx: DeviceContext,
 ) raises -> WgradPlan:
-    """Who computes which steps of which tile. The choice's shape is not looked at.
+    """Plans who computes which steps of which tile. The choice's shape is not looked at.
     """
     var p = problem
     if choice.cluster not in (0, 1, 2, 4, MAX_CLUSTER):

@@ -1,4 +1,4 @@
-"""How a convolution pass becomes implicit matrix products: the integers that a kernel walks by.
+"""Plans of a convolution pass as implicit matrix products: the integers that a kernel walks by.
 
 fprop and dgrad are the same product. Rows are pixels of the result, columns its channels, and the reduction runs over
 filter taps and, inside each tap, over channels of the tensor that is read in columns ("source"). A strided dgrad is
@@ -17,7 +17,7 @@ from ...common.arithmetic import Divisor
 from ..problem import ConvolutionProblem
 
 comptime ROW_BYTES = 128
-"""Of each operand's rows in a pipeline stage: the widest swizzle."""
+"""Bytes of each operand's rows in a pipeline stage: the widest swizzle."""
 comptime STAGE_LENGTH = 64
 """Reduction elements of one pipeline stage of a 16-bit type."""
 
@@ -149,15 +149,15 @@ struct Im2colPhase(ImplicitlyCopyable):
     var w: Im2colAxis
 
     def pixels(self) -> Int:
-        """Of one image's result."""
+        """Returns the pixels of one image's result."""
         return self.d.extent * self.h.extent * self.w.extent
 
     def taps(self) -> Int:
         return self.d.taps * self.h.taps * self.w.taps
 
     def fits_copy_engine(self, deep: Bool) -> Bool:
-        """With three axes a tensor map has 5 bits for each corner and offset, with two it has 8.
-        """
+        """Returns whether the copy engine takes the phase: with three axes a tensor map has 5 bits for each corner and
+        offset, with two it has 8."""
         if not deep:
             return self.h.fits_copy_engine(8) and self.w.fits_copy_engine(8)
         return (
@@ -182,7 +182,7 @@ def fprop_phase(p: ConvolutionProblem) -> Im2colPhase:
 
 
 def dgrad_phases(p: ConvolutionProblem) -> List[Im2colPhase]:
-    """Those that have pixels, long reductions first: what is left for the end of the launch is short.
+    """Returns the phases that have pixels, long reductions first: what is left for the end of the launch is short.
     """
     var phases = List[Im2colPhase]()
     for a in range(min(p.stride_d, p.d)):
@@ -247,7 +247,7 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def column_step(self) -> Int32:
-        """From a tile's columns to the next one's."""
+        """Columns from a tile to the next one."""
         return self._at(_COLUMN_STEP)
 
     @always_inline
@@ -281,8 +281,8 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def tap_step(self, axis: Int) -> Int32:
-        """From a tap of a phase to the next one along an axis, counted in the filter's taps; the same in all phases.
-        """
+        """Distance from a tap of a phase to the next one along an axis, counted in the filter's taps; the same in all
+        phases."""
         return self._at(_TAP_STEP + axis)
 
     @always_inline
@@ -371,7 +371,7 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
 
     def set_parts(mut self, parts: Int):
-        """How many blocks share each tile's reduction, a power of two."""
+        """Sets how many blocks share each tile's reduction, a power of two."""
         var bits = 0
         while 1 << bits < parts:
             bits += 1
@@ -384,15 +384,15 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self.data[index + 2] = Int32(divisor.shift)
 
     def set_groups(mut self, groups: Int):
-        """After `set_launch`, of a launch whose phases are groups': along W the result has a pixel for each of them.
-        """
+        """Sets the groups of a launch whose phases are groups', after `set_launch`: along W the result has a pixel for
+        each of them."""
         self.data[7 + AXIS_W] *= Int32(groups)
         self.data[10 + AXIS_W] *= Int32(groups)
 
     def set_group(
         mut self, index: Int, group: Int, groups: Int, filter_rows: Int
     ):
-        """After `set_phase`: a group's result and filter, whose rows are counted in taps.
+        """Sets a group's result and filter, whose rows are counted in taps, after `set_phase`.
         """
         comptime at = _HEADER + FIRST + AXIS_W
         comptime tap = _HEADER + TAP

@@ -20,7 +20,7 @@ from .tile import PipelineState, TileShape
 
 @fieldwise_init
 struct TileOrigin(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Where one tile lies."""
+    """The place of one tile."""
 
     var phase: Int
     var row: Int32
@@ -46,7 +46,8 @@ def tile_of_block[
 def locate[
     phases: Int, shape: TileShape, sums: Bool
 ](plan: Im2colPlan[phases], tile: Int32, rank: Int32) -> TileOrigin:
-    """Where a tile lies, for the block of this rank in its cluster."""
+    """Returns the place of a tile, for the block of this rank in its cluster.
+    """
     var phase = 0
     comptime for i in range(1, phases):
         if tile >= plan.phase(i, fields.FIRST_TILE):
@@ -168,7 +169,7 @@ struct StageWalk(ImplicitlyCopyable, TrivialRegisterPassable):
     def skip[
         phases: Int
     ](mut self, plan: Im2colPlan[phases], phase: Int, stages: Int32):
-        """From the first stage on."""
+        """Skips `stages` stages, from the first one on."""
         var taps = stages // plan.channel_blocks()
         self.block = stages - taps * plan.channel_blocks()
         for _ in range(Int(taps)):
@@ -200,7 +201,7 @@ def _copy_filter[
     panels: Int32,
     rank: Int32,
 ):
-    """One stage's filter; of a cluster each block brings its `share` of the rows to all of them.
+    """Copies one stage's filter; in a cluster each block brings its `share` of the rows to all of them.
     """
     comptime cluster = shape.cluster
     comptime if filter_k_major:

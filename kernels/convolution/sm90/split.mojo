@@ -37,8 +37,8 @@ def _place[
 def lay_sums[
     shape: TileShape
 ](ring: UInt32, sums: Sums[shape], by: Consumer[shape]):
-    """By the consumer that has multiplied: a lane has two columns of two rows of every 8 columns.
-    """
+    """Writes the sums of the consumer that has multiplied to its ring; called by that consumer: a lane has two columns
+    of two rows of every 8 columns."""
     named_barrier_sync(MULTIPLIED, 128)
     comptime for block in range(shape.row_blocks):
         comptime for group in range(shape.columns // 8):
@@ -78,7 +78,8 @@ def store_joined[
     rank: Int32,
     by: Consumer[shape],
 ):
-    """By both consumers of every block, between two barriers of the cluster."""
+    """Stores the sums of all blocks of the cluster; called by both consumers of every block, between two barriers of
+    the cluster."""
     comptime vector = vector_of[dtype]()
     comptime in_row = shape.columns // vector
     comptime threads = 128 * CONSUMERS

@@ -1,4 +1,5 @@
-"""How a warpgroup stores the tile that it has multiplied: through shared memory, so that a lane has 16 bytes of one pixel."""
+"""Stores of the tile that a warpgroup has multiplied: through shared memory, so that a lane has 16 bytes of one pixel.
+"""
 
 from std.memory import Pointer
 from std.sys import size_of
@@ -27,9 +28,9 @@ comptime Sums[shape: TileShape] = StaticTuple[
 comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
 comptime _LANE_ROWS = 4
-"""Of these a lane stores a vector each of every fourth."""
+"""Rows of which a lane stores a vector each: every fourth one of those that its warp stages."""
 comptime _HEAVY_ROWS = 2
-"""That a heavy program computes at once."""
+"""Rows that a heavy program computes at once."""
 
 
 def vector_of[dtype: DType]() -> Int:
@@ -51,9 +52,9 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
     """Each warp stages its own 16 rows, so that only the warp has to agree."""
 
     var index: Int32
-    """Of the warpgroup."""
+    """Index of the warpgroup."""
     var thread: UInt32
-    """In the warpgroup."""
+    """Index of the thread in the warpgroup."""
     var staging: UInt32
     """The warpgroup's."""
 
@@ -210,7 +211,8 @@ def _store_panels[
     by: Consumer[shape],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],
 ):
-    """Of part number `part`, of `panels` panels, of what a warp has staged, the lane's rows from number `first` on.
+    """Stores part number `part`, of `panels` panels, of the rows that a warp has staged: the lane's rows from number
+    `first` on.
 
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """

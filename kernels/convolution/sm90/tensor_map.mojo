@@ -13,7 +13,7 @@ from ..problem import ConvolutionProblem
 from .plan import Im2colAxis, Im2colPhase
 
 comptime _MAP_BYTES = 128
-"""Of a CUtensorMap; the numbers below are those of CUDA's driver."""
+"""Bytes of a CUtensorMap; the numbers below are those of CUDA's driver."""
 comptime _SWIZZLE_64B: Int32 = 2
 comptime _SWIZZLE_128B: Int32 = 3
 comptime _PROMOTE_L2_256B: Int32 = 3
@@ -29,15 +29,14 @@ def _map_type[dtype: DType]() -> Int32:
 
 
 def _swizzle[dtype: DType](elements: Int) -> Int32:
-    """Of rows of so many elements in shared memory."""
+    """Returns the swizzle of rows of `elements` elements in shared memory."""
     return _SWIZZLE_64B if elements * size_of[dtype]() == 64 else _SWIZZLE_128B
 
 
 @fieldwise_init
 struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How a tensor is read in columns: channels of a pixel, and elements from one pixel, row, plane and image to the next;
-    pixels may overlap.
-    """
+    """The layout of a tensor that is read in columns: channels of a pixel, and elements from one pixel, row, plane and
+    image to the next; pixels may overlap."""
 
     var channels: Int
     var pixel: Int
@@ -51,7 +50,7 @@ struct SourceView(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     def dense(p: ConvolutionProblem) -> Self:
-        """Of x."""
+        """Returns the view of x."""
         return Self.of_rows(p.c, p.c, p.w * p.c, p.h, p.d)
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""What the tensor-core kernels share: the shape of a block and of its tile, and how wgmma finds a tile in shared memory."""
+"""Building blocks of the tensor-core kernels: the shape of a block and of its tile, and the way wgmma finds a tile in
+shared memory."""
 
 from std.math import ceildiv
 from std.memory import bitcast
@@ -6,7 +7,7 @@ from std.memory import bitcast
 from .plan import STAGE_LENGTH, ROW_BYTES
 
 comptime THREADS = 384
-"""Of a block: a warpgroup that copies, and the consumers."""
+"""Threads of a block: a warpgroup that copies, and the consumers."""
 comptime CONSUMERS = 2
 """Warpgroups that multiply."""
 comptime PANEL_COLUMNS = 64
@@ -14,7 +15,7 @@ comptime PANEL_COLUMNS = 64
 
 
 struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
-    """What one compiled kernel computes at a time."""
+    """The amount of work that one compiled kernel computes at a time."""
 
     var row_blocks: Int
     """64-row blocks of each consumer warpgroup."""
@@ -23,8 +24,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     var cluster: Int
     """Blocks that share each filter tile by multicast: 1 or 2, neighbours along the rows."""
     var alternate: Bool
-    """Each consumer takes every other tile by itself, so that one stores while the other multiplies;
-    else both share each tile."""
+    """Whether each consumer takes every other tile by itself, so that one stores while the other multiplies; else both
+    share each tile."""
     var heavy: Bool
     """Whether the store's program needs so many registers that it runs on few vectors at a time."""
 
@@ -49,7 +50,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
 
     def column_step(self, columns: Int, filter_k_major: Bool) -> Int:
-        """Of a result with so many columns, how many each tile computes.
+        """Returns how many columns each tile computes of a result with `columns` columns.
 
         To fill what lies outside of a tensor takes the copy engine several times as long as to copy it, so rows of a filter tile
         past the last column are not asked for: tiles are equally wide. A filter that lies across the reduction comes in whole
@@ -114,7 +115,7 @@ struct PipelineState[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 
     var slot: UInt32
     var parity: UInt32
-    """Of the round."""
+    """Parity of the round."""
 
     @always_inline
     def advance(mut self):

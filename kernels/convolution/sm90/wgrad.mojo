@@ -87,7 +87,7 @@ def _receivers(
 struct _WorkUnitSource[panels: Int](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
-    """What a block copies for one piece of a tile, and the pixel that it begins with.
+    """Copies that a block makes for one piece of a tile, and the pixel that it begins with.
     """
 
     var steps: Int32
@@ -96,20 +96,20 @@ struct _WorkUnitSource[panels: Int](
     var channel: Int32
     """First one of the filters' group."""
     var pixel: Int32
-    """Of dy."""
+    """Pixel of dy."""
     var n: Int32
     """Image, and place in the result, of x's pixel: with shared copies not the same one."""
     var o: Int32
     var p: Int32
     var q: Int32
     var taps: StaticTuple[UInt32, Self.panels]
-    """Of each panel the tap's packed offsets, and above 16 bits the channel over PANEL."""
+    """For each panel, the tap's packed offsets, and above 16 bits the channel over PANEL."""
 
 
 @always_inline
 def _shifts(plan: WgradPlan) -> Tuple[Int32, Int32]:
-    """Of what a row or a column of blocks shares, where the pixels of dy and of x begin that this one brings of every stage.
-    """
+    """Returns the first pixels of dy and of x that this block brings of every stage, among those that its row or column
+    of blocks shares."""
     var _, rank = plan.shared.divide(Int32(block_idx.x))
     var rank_row, rank_column = plan.share_columns.divide(rank)
     return (
@@ -122,7 +122,8 @@ def _shifts(plan: WgradPlan) -> Tuple[Int32, Int32]:
 def _copies_of[
     shape: WgradShape
 ](plan: WgradPlan, index: Int32) -> _WorkUnitSource[shape.panels()]:
-    """Of a block's piece `index`; no steps past the last one."""
+    """Returns the copies for a block's piece `index`; no steps past the last one.
+    """
     var dy_shift, x_shift = _shifts(plan)
     var unit = work_unit_of(plan, Int32(block_idx.x), index)
     var row_tile, column_tile = plan.column_tiles.divide(unit.tile)
@@ -287,7 +288,7 @@ def _release[shape: WgradShape](barrier: UInt32, remote: Bool, block: UInt32):
 def _make_barriers[
     shape: WgradShape
 ](full: UInt32, empty: UInt32, ready: UInt32, arrived: UInt32, writers: Int32):
-    """By one thread."""
+    """Initialises the barriers; called by one thread."""
     comptime for i in range(shape.stages):
         mbarrier_init(full + UInt32(8 * i), 1)
         mbarrier_init(

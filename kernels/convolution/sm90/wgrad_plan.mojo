@@ -1,4 +1,4 @@
-"""What a wgrad launch does: the tile of one block, and how the reduction is cut into pieces."""
+"""The plan of a wgrad launch: the tile of one block, and the pieces into which the reduction is cut."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
@@ -15,7 +15,7 @@ comptime MAX_CLUSTER = 8
 
 @fieldwise_init
 struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
-    """What one compiled kernel computes at a time."""
+    """The amount of work that one compiled kernel computes at a time."""
 
     var row_blocks: Int
     """64-row blocks (filters) of each consumer warpgroup."""
@@ -50,7 +50,8 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.rows() * self.columns
 
     def swap_bytes(self) -> Int:
-        """What each of two blocks that join sends the other."""
+        """Returns the bytes that each of two blocks that join sends the other.
+        """
         return self.slot_elements() * 4 // 2
 
     def copies(self) -> Int:
@@ -60,7 +61,7 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct WgradChoice(ImplicitlyCopyable):
-    """How a launch divides the work."""
+    """The way a launch divides the work."""
 
     var shape: Int
     """Index into WGRAD_SHAPES."""
@@ -70,7 +71,8 @@ struct WgradChoice(ImplicitlyCopyable):
     """1, 2, 4 or 8 blocks that each sum one part of one tile and join their sums in shared memory, or 0: a block takes any
     number of parts and joins nothing."""
     var share_rows: Int
-    """Without joining: rows and columns, 1, 2 or 4 each, of neighbouring tiles whose blocks share their copies."""
+    """Number of rows of neighbouring tiles, and below of columns, 1, 2 or 4 each, whose blocks share their copies;
+    without joining."""
     var share_columns: Int
 
 
@@ -79,9 +81,9 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """The integers of one launch."""
 
     var k: Int32
-    """Of one group."""
+    """Output channels of one group."""
     var c: Int32
-    """Of one group."""
+    """Input channels of one group."""
     var group_rows: Divisor
     """Rows of tiles of one group."""
     var deep: Bool
@@ -98,7 +100,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var stride_h: Int32
     var stride_w: Int32
     var offset_step_d: Int32
-    """From one tap to the next, in packed offsets."""
+    """Distance from one tap to the next, in packed offsets."""
     var offset_step_h: Int32
     var dilation_w: Int32
     var lower_d: Int32
@@ -121,9 +123,9 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var joined: Divisor
     """`cluster`, or 1."""
     var share_rows: Divisor
-    """Without joining: a cluster of share_rows x share_columns blocks takes that many neighbouring tiles, of the same
-    pixels. The blocks of a row of tiles bring its dy together, those of a column its x, each a share of the pixels that
-    goes to all of them at once."""
+    """Rows of tiles that share copies, without joining: a cluster of share_rows x share_columns blocks takes that many
+    neighbouring tiles, of the same pixels. The blocks of a row of tiles bring its dy together, those of a column its x,
+    each a share of the pixels that goes to all of them at once."""
     var share_columns: Divisor
     var shared: Divisor
     """Blocks that walk together: share_rows * share_columns."""
@@ -139,7 +141,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var range_steps: Int32
     var range_rest: Int32
     var slots_of_tile: Int32
-    """With equal parts: how many sums of one tile reach memory."""
+    """Number of sums of one tile that reach memory, with equal parts."""
 
     comptime device_type: AnyType = Self
 
@@ -194,16 +196,16 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def range_start(self, walker: Int32) -> Tuple[Int32, Int32]:
-        """Of the even spread: the group, and the step in there, where a walker's share begins: share `walker` of all groups' steps,
-        rounded down.
-        """
+        """Returns the group, and the step in it, where a walker's share of the even spread begins: share `walker` of
+        all groups' steps, rounded down."""
         var rest, _ = self.walkers.divide(walker * self.range_rest)
         var group, step = self.steps.divide(walker * self.range_steps + rest)
         return walker * self.range_groups + group, step
 
     @always_inline
     def walker_of(self, step: Int64) -> Int64:
-        """Of the even spread: who takes a step, counted through all groups."""
+        """Returns the walker of the even spread that takes a step, counted through all groups.
+        """
         return ((step + 1) * Int64(self.walkers.value) - 1) // (
             Int64(self.groups) * Int64(self.steps.value)
         )

@@ -1,4 +1,4 @@
-"""How a thread's sums become elements of dw."""
+"""Conversion of a thread's sums to elements of dw."""
 
 from std.memory import bitcast
 from std.utils.static_tuple import StaticTuple
@@ -14,8 +14,8 @@ comptime HALF_PANEL_GROUPS = 4
 
 @always_inline
 def _turn(words: SIMD[DType.uint32, 4], lane: Int32) -> SIMD[DType.uint32, 4]:
-    """Of four neighbouring lanes with four words each, lane j gets word j of every lane, in the order of the lanes.
-    """
+    """Transposes four words of each of four neighbouring lanes: lane j gets word j of every lane, in the order of the
+    lanes."""
     var odd = lane % 2 == 1
     var high = lane % 4 >= 2
     var turned = words
@@ -113,7 +113,7 @@ def store_group[
 def _offset(
     plan: WgradPlan, group: Int32, row: Int32, tap: Int32, c: Int32
 ) -> Int:
-    """Of a channel of one of a group's filters."""
+    """Returns the offset of a channel of one of a group's filters."""
     return Int(
         (Int64(group * plan.k + row) * Int64(plan.taps) + Int64(tap))
         * Int64(plan.c)

@@ -1,4 +1,4 @@
-"""Where a wgrad block's sums go: through shared memory, to slots in memory, to dw.
+"""The path of a wgrad block's sums: through shared memory, to slots in memory, to dw.
 
 Sums travel in register order: one accumulator group, the four sums of each of 128 threads, is 2048 contiguous bytes.
 """
