@@ -9,8 +9,8 @@ from .argument import KernelArgument
 
 @fieldwise_init
 struct Divisor(KernelArgument):
-    """A divisor from 1 to 2^31 - 1 that a launch knows: exact quotients of 0 <= n < 2^31 by a multiplication and a shift.
-    """
+    """A divisor from 1 to 2^31 - 1 that a launch knows: exact quotients of 0 <= n < 2^31 by a multiplication and a
+    shift."""
 
     var value: Int32
     var multiplier: UInt32
@@ -33,14 +33,14 @@ struct Divisor(KernelArgument):
 
     @always_inline
     def divide(self, n: Int32) -> Tuple[Int32, Int32]:
-        """Quotient and remainder."""
+        """Returns quotient and remainder."""
         var q = self.quotient(n)
         return (q, n - q * self.value)
 
 
 @always_inline
 def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
-    """Quotient and remainder of values that are never negative."""
+    """Returns quotient and remainder of values that are never negative."""
     var quotient = UInt32(value) // UInt32(by)
     return Int32(quotient), Int32(UInt32(value) - quotient * UInt32(by))
 
@@ -49,8 +49,8 @@ def divide(value: Int32, by: Int32) -> Tuple[Int32, Int32]:
 def truncated_quotient[
     dtype: DType, width: Int
 ](a: SIMD[dtype, width], b: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """The quotients of whole numbers, rounded towards zero; no divisor may be 0, nor -1 where the least number is divided.
-    """
+    """Returns the quotients of whole numbers, rounded towards zero; no divisor may be 0, nor -1 where the least number
+    is divided."""
     var quotient = a // b
     comptime if dtype.is_signed():
         var exact = (quotient * b).eq(a)
@@ -68,7 +68,8 @@ comptime MAX_EXPONENT = 88.72283905206835
 def exponential[
     width: Int
 ](x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
-    """e to the x, zero and infinite where it leaves the range, NaN for NaN."""
+    """Returns e to the x, zero and infinite where it leaves the range, NaN for NaN.
+    """
     var value = exp(x)
     comptime if is_nvidia_gpu():
         # As its instruction has it.
@@ -86,7 +87,7 @@ def quotient_above_one[
 ](a: SIMD[DType.float32, width], b: SIMD[DType.float32, width]) -> SIMD[
     DType.float32, width
 ]:
-    """a / b for b of at least one: to two units in the last place on an NVIDIA GPU, and zero for b above 2^126.
+    """Returns a / b for b of at least one: to two units in the last place on an NVIDIA GPU, and zero for b above 2^126.
     """
     comptime if is_nvidia_gpu():
         return a * recip(b)
@@ -94,7 +95,8 @@ def quotient_above_one[
 
 
 def gcd(a: Int, b: Int) -> Int:
-    """The greatest common divisor of two numbers that are never negative."""
+    """Returns the greatest common divisor of two numbers that are never negative.
+    """
     var x = a
     var y = b
     while y != 0:

@@ -1,4 +1,4 @@
-"""Additions that meet in memory."""
+"""Atomic additions to memory."""
 
 from std.atomic import Atomic, Ordering
 from std.sys._assembly import inlined_assembly
@@ -17,8 +17,8 @@ comptime DEVICE: StaticString = "device" if is_nvidia_gpu() else (
 def add_atomically[
     dtype: DType, width: SIMDLength, //
 ](at: Ptr[dtype], value: SIMD[dtype, width]):
-    """Adds to the elements from `at` on, to each before or after all other additions there; four begin at a multiple of their
-    size.
+    """Adds to the elements from `at` on, to each before or after all other additions there; four begin at a multiple of
+    their size.
 
     Nothing else is ordered by it: Mojo's default has a GPU wait at a fence of the whole system before each addition.
     """

@@ -1,8 +1,8 @@
 """Sorting by digits on a GPU: what the two kernels of a pass have in common.
 
-A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, THREADS], at places that `slot` tells, has how
-often each digit stands in each thread's elements; from the counts of all tiles follows where each element goes, so that
-elements of the same digit stay in their order.
+A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, THREADS], at places that `slot`
+tells, has how often each digit stands in each thread's elements; from the counts of all tiles follows where each
+element goes, so that elements of the same digit stay in their order.
 """
 
 from max.gpu import barrier, thread_idx
@@ -11,7 +11,7 @@ from .pointer import Ptr, Shared
 
 comptime THREADS = 256
 comptime ITEMS = 16
-"""Neighbouring elements of a thread."""
+"""Number of neighbouring elements of a thread."""
 comptime TILE = THREADS * ITEMS
 comptime Counts = Shared[DType.int32]
 comptime BANKS = 32

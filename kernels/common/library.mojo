@@ -20,7 +20,7 @@ from max.gpu.host.device_context import _DeviceContextCpp, _DeviceContextPtr
 comptime MAX_WORDS = 128
 """Most words of a call."""
 comptime MESSAGE_BYTES = 1024
-"""Room for the message of an error, with its closing zero."""
+"""Bytes of the room for an error's message, with its closing zero."""
 
 comptime Function = def(Int, Int, Int) thin abi("C") -> Int
 """A library's function. It takes the addresses of the words, of the device context and of the room for a message, and
@@ -36,7 +36,7 @@ struct _Address(Copyable, Movable):
 
 
 def _look_up[function: StaticString]() -> _Address:
-    """The function among the process's global symbols; 0 where no library has brought it.
+    """Returns the function among the process's global symbols; 0 where no library has brought it.
     """
     try:
         var process = OwnedDLHandle()
@@ -204,8 +204,8 @@ comptime _SCRATCH_ALIGNMENT = 256
 def scratch[
     dtype: DType
 ](ctx: DeviceContext, count: Int) raises -> DeviceBuffer[dtype]:
-    """Memory on the device for `count` elements until the launch's last kernel has run: lent by the launch list where
-    it has enough, else of the device's allocator."""
+    """Returns memory on the device for `count` elements until the launch's last kernel has run: lent by the launch list
+    where it has enough, else of the device's allocator."""
     ref memory = SCRATCH_MEMORY.get_or_create_ptr()[]
     var begin = memory.used
     var bytes = count * size_of[Scalar[dtype]]()
@@ -252,7 +252,7 @@ struct Operand[dtype: DType, rank: Int](
 
     @always_inline
     def __getitem__(self, index: Int) -> Scalar[Self.dtype]:
-        """The element `index` of a tensor in the host's memory."""
+        """Returns the element `index` of a tensor in the host's memory."""
         return self.data[unsafe_offset=index]
 
     def to_device_buffer(self, ctx: DeviceContext) -> DeviceBuffer[Self.dtype]:

@@ -21,12 +21,12 @@ def lanes[acc: DType]() -> Int:
 
 
 def panel[acc: DType]() -> Int:
-    """Columns of a tile."""
+    """Returns the columns of a tile."""
     return VECTORS * simd_width_of[acc]()
 
 
 def rounded(count: Int, to: Int) -> Int:
-    """The next multiple of `to`."""
+    """Returns `count` rounded up to a multiple of `to`."""
     return ceildiv(count, to) * to
 
 
@@ -134,7 +134,7 @@ def product[
     columns: Int,
     depth: Int,
 ):
-    """c = a @ b or a.T @ b, or that added to c: c [rows, columns], b [depth, columns].
+    """Computes c = a @ b or a.T @ b, or adds that to c: c [rows, columns], b [depth, columns].
     """
     comptime width = simd_width_of[acc]()
     var vectors = ceildiv(columns, width)
@@ -209,8 +209,8 @@ def pack_rows[
     columns: Int,
     scale: Scalar[acc] = 1,
 ):
-    """[rows rounded up to ROWS, columns], zeros up to the pitch; `step` elements lie between rows of the source.
-    """
+    """Packs rows as [rows rounded up to ROWS, columns], zeros up to the pitch; `step` elements lie between rows of the
+    source."""
     for row in range(rows):
         pack_row[dtype, acc](
             target.row(row),
@@ -265,7 +265,7 @@ def _turn_four[
 def pack_turned[
     dtype: DType, acc: DType
 ](target: Matrix[acc], source: Ptr[dtype], step: Int, rows: Int, columns: Int):
-    """The transpose in panels: [rows / panel][columns][panel], zeros behind the last row.
+    """Packs the transpose in panels: [rows / panel][columns][panel], zeros behind the last row.
     """
     comptime width = panel[acc]()
     for first in range(0, rows, width):

@@ -49,7 +49,8 @@ def _team() -> Team:
 
 
 def worker_count() -> Int:
-    """Threads that CPU work may be split over, at least one."""
+    """Returns the number of threads that CPU work may be split over, at least one.
+    """
     var team = _team()
     return max(1, team.threads if team.start != 0 else 1)
 
@@ -61,8 +62,8 @@ comptime GRAIN_SIZE = 16384
 def workers_for(
     elements: Int, most: Int = Int.MAX, grain: Int = GRAIN_SIZE
 ) -> Int:
-    """Threads that pay for so many elements: at least one, at most `most`, each with `grain` elements or more.
-    """
+    """Returns the number of threads that pay for so many elements: at least one, at most `most`, each with `grain`
+    elements or more."""
     return max(1, min(min(worker_count(), most), elements // grain))
 
 
@@ -117,7 +118,7 @@ struct _Shares(Movable):
 
     @no_inline
     def run(mut self):
-        """Runs and frees what waits."""
+        """Runs the waiting coroutines and frees them."""
         var team = _team()
         var threads = len(self.waiting)
         if threads <= 1 or team.start == 0:

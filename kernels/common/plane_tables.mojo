@@ -1,5 +1,5 @@
-"""Planes on a CPU whose rows are shorter than vectors: a table, made once, says for each element of a plane where what it is made
-of lies.
+"""Planes on a CPU whose rows are shorter than vectors: a table, made once, says for each element of a plane where the
+elements lie that it is made of.
 
 Runs along a row would be short; a vector's elements are gathered instead, wherever they lie in the plane.
 """
@@ -12,7 +12,7 @@ from .vectors import for_each_share, lanes, smallest_share, store_part
 comptime MIN_PLANES = 32
 """Least number of planes for which a table pays."""
 comptime MAX_TABLE_ENTRIES = 1 << 15
-"""Entries that the cache holds beside a plane."""
+"""Most entries of a table, which the cache holds beside a plane."""
 
 
 @fieldwise_init
@@ -36,7 +36,7 @@ struct OffsetTable(Movable):
 def _taken[
     dtype: DType, //, V: Int
 ](plane: Ptr[dtype], table: OffsetTable, at: Int) -> SIMD[dtype, V]:
-    """V elements of the plane, zeros where there is none."""
+    """Returns V elements of the plane, zeros where there is none."""
     var places = table.offsets.unsafe_ptr().unsafe_load[width=V, alignment=4](
         at
     )

@@ -5,7 +5,7 @@
 def integer_power[
     dtype: DType, width: Int
 ](base: SIMD[dtype, width], exponent: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Powers, which wrap around. A negative exponent makes zero of all but 1 and -1, as in PyTorch.
+    """Returns powers, which wrap around. A negative exponent makes zero of all but 1 and -1, as in PyTorch.
     """
     var one = SIMD[dtype, width](1)
     var zero = SIMD[dtype, width](0)

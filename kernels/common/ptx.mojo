@@ -73,8 +73,8 @@ def mbarrier_arrive(barrier: UInt32):
 def mbarrier_arrive_remote(barrier: UInt32, block: UInt32):
     """Arrives on the barrier at the same shared address in another block of the cluster.
 
-    Publishes nothing to it: a slot that was only read is given back. To release at the cluster's scope is a memory barrier of
-    the whole device, and made a step three times as long.
+    Publishes nothing to it: a slot that was only read is given back. To release at the cluster's scope is a memory
+    barrier of the whole device, and made a step three times as long.
     """
     inlined_assembly[
         """{
@@ -107,9 +107,8 @@ def mbarrier_arrive_at(barrier: UInt32, remote: Bool, block: UInt32):
 
 @always_inline
 def mbarrier_wait(barrier: UInt32, parity: UInt32):
-    """Waits until the phase of this parity is complete. The caller must know that the phase before it is: a barrier has one bit
-    for its phase, so a wait for the next but one ends at once.
-    """
+    """Waits until the phase of this parity is complete. The caller must know that the phase before it is: a barrier has
+    one bit for its phase, so a wait for the next but one ends at once."""
     inlined_assembly[
         """{
         .reg .pred done;
@@ -140,9 +139,8 @@ def named_barrier_arrive(barrier: Int32, threads: Int32):
 
 @always_inline
 def elect_thread() -> Bool:
-    """Whether this is the one thread that the hardware picks of a whole warp; tells the compiler that the others are idle,
-    so that it issues copies without a loop over threads.
-    """
+    """Whether this is the one thread that the hardware picks of a whole warp; tells the compiler that the others are
+    idle, so that it issues copies without a loop over threads."""
     return (
         inlined_assembly[
             """{
@@ -221,8 +219,8 @@ def store_cluster_counted(
     block: UInt32,
     values: SIMD[DType.float32, 4],
 ):
-    """Writes 16 bytes to the same shared address in another block of the cluster, and counts them on the barrier at the same
-    address there. Whoever waits for that barrier sees them; no fence of the writer's is needed.
+    """Writes 16 bytes to the same shared address in another block of the cluster, and counts them on the barrier at the
+    same address there. Whoever waits for that barrier sees them; no fence of the writer's is needed.
     """
     inlined_assembly[
         """{
@@ -238,8 +236,8 @@ def store_cluster_counted(
 
 @always_inline
 def launch_dependents():
-    """Lets the next kernel's blocks come, if it was launched so, as soon as every block of this one has said this or ended.
-    """
+    """Lets the next kernel's blocks come, if it was launched so, as soon as every block of this one has said this or
+    ended."""
     inlined_assembly[
         "griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"
     ]()
@@ -256,7 +254,7 @@ def wait_for_prerequisites():
 
 @always_inline
 def made_here(value: Int32) -> Int32:
-    """The value, made before any barrier that follows: the compiler would rather make it where it is used.
+    """Returns the value, made before any barrier that follows: the compiler would rather make it where it is used.
     """
     return inlined_assembly[
         "mov.b32 $0, $1;", Int32, constraints="=r,r,~{memory}"
@@ -265,7 +263,8 @@ def made_here(value: Int32) -> Int32:
 
 @always_inline
 def wide_halves(pair: UInt32) -> SIMD[DType.float32, 2]:
-    """Two float16 values as float32, where this stands and not before."""
+    """Returns two float16 values as float32, converted where this stands and not before.
+    """
     var words = inlined_assembly[
         """{
         .reg .b16 low, high;
@@ -282,7 +281,7 @@ def wide_halves(pair: UInt32) -> SIMD[DType.float32, 2]:
 
 @always_inline
 def exchange_lanes(value: UInt32, distance: Int32) -> UInt32:
-    """The value of the lane whose number differs in the bits of `distance`; every lane of the warp takes part.
+    """Returns the value of the lane whose number differs in the bits of `distance`; every lane of the warp takes part.
     """
     return inlined_assembly[
         "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;",
@@ -344,8 +343,8 @@ struct Im2col(ImplicitlyCopyable, TrivialRegisterPassable):
 def load_im2col(
     shared: UInt32, tensor_map: UInt64, barrier: UInt32, at: Im2col, deep: Bool
 ):
-    """Copies pixels x channels of a channels-last tensor, walking the map's pixel box; `deep` ones have three spatial axes.
-    """
+    """Copies pixels x channels of a channels-last tensor, walking the map's pixel box; `deep` ones have three spatial
+    axes."""
     if deep:
         inlined_assembly[
             (
@@ -397,7 +396,7 @@ def load_im2col_multicast(
     deep: Bool,
     blocks: UInt16,
 ):
-    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """Copies as `load_im2col` does, to the same shared address, and barrier, of every block in the mask.
     """
     if deep:
         inlined_assembly[
@@ -466,7 +465,7 @@ def load_tile_2d_multicast(
     y: Int32,
     blocks: UInt16,
 ):
-    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """Copies as `load_tile_2d` does, to the same shared address, and barrier, of every block in the mask.
     """
     inlined_assembly[
         (
@@ -527,7 +526,7 @@ def load_tile_3d_multicast(
     z: Int32,
     blocks: UInt16,
 ):
-    """The same copy delivered to the same shared address, and barrier, of every block in the mask.
+    """Copies as `load_tile_3d` does, to the same shared address, and barrier, of every block in the mask.
     """
     inlined_assembly[
         (
@@ -543,7 +542,7 @@ def load_tile_3d_multicast(
 def load_matrices[
     count: Int, turned: Bool = False
 ](shared: UInt32) -> SIMD[DType.uint32, count]:
-    """Two or four 8 x 8 matrices of elements of two bytes: lane l names row l % 8 of matrix l / 8.
+    """Loads two or four 8 x 8 matrices of elements of two bytes: lane l names row l % 8 of matrix l / 8.
     """
     comptime assert count == 2 or count == 4
     comptime name = "ldmatrix.sync.aligned.m8n8.x" + String(count) + (

@@ -27,7 +27,7 @@ def _mask[V: Int](live: Int) -> SIMD[DType.bool, V]:
 def load_part[
     dtype: DType, //, V: Int
 ](row: Ptr[dtype], at: Int, extent: Int) -> SIMD[dtype, V]:
-    """The V elements from `at` on; zeros, unread, from `extent` on."""
+    """Loads the V elements from `at` on; zeros, unread, from `extent` on."""
     if at + V <= extent:
         return row.unsafe_load[width=V, alignment=1](at)
     return masked_load[V](
@@ -83,8 +83,8 @@ the memory."""
 
 @always_inline
 def ask_ahead[dtype: DType, //, W: Int](data: Ptr[dtype], at: Int):
-    """Asks for the W elements that lie PREFETCH_DISTANCE bytes after element `at`. Nothing is read: they need not exist.
-    """
+    """Asks for the W elements that lie PREFETCH_DISTANCE bytes after element `at`. Nothing is read: they need not
+    exist."""
     ask_for[W](data, at + PREFETCH_DISTANCE // size_of[dtype]())
 
 
@@ -152,7 +152,8 @@ def round_run[
 def load_even[
     dtype: DType, //, V: Int
 ](row: Ptr[dtype], at: Int) -> SIMD[dtype, V]:
-    """Elements at, at + 2, at + 4, ...: V of them, out of 2 V that are read."""
+    """Loads elements at, at + 2, at + 4, ...: V of them, out of 2 V that are read.
+    """
     var both = row.unsafe_load[width=2 * V, alignment=1](at)
     return rebind[SIMD[dtype, V]](both.deinterleave()[0])
 
@@ -168,8 +169,8 @@ comptime FALSE_SHARING_BYTES = 2 * CACHE_LINE
 
 @always_inline
 def apart(most: Int) -> Int:
-    """The capacity of a small list of up to `most` that one core writes again and again: no two of such lists come to share a
-    line."""
+    """Returns the capacity of a small list of up to `most` that one core writes again and again: no two of such lists
+    come to share a line."""
     return most + 2 * (FALSE_SHARING_BYTES // size_of[Int]())
 
 
@@ -177,8 +178,8 @@ def apart(most: Int) -> Int:
 def own_lines[
     dtype: DType
 ](length: Int, fill: Scalar[dtype] = 0) -> List[Scalar[dtype]]:
-    """Room that one core writes again and again, with room around them: small lists of several cores may come to lie side by
-    side. `pointer_inside` points to them."""
+    """Returns room that one core writes again and again, with room around it: small lists of several cores may come to
+    lie side by side. `pointer_inside` points to it."""
     return List[Scalar[dtype]](
         length=length + 2 * (FALSE_SHARING_BYTES // size_of[dtype]()), fill=fill
     )
@@ -217,7 +218,7 @@ comptime SMALLEST_SHARE = 8192
 
 @always_inline
 def smallest_share(elements: Int, units: Int) -> Int:
-    """The least number of units, out of `units` with `elements` in all, that is worth a core.
+    """Returns the least number of units, out of `units` with `elements` in all, that is worth a core.
     """
     return ceildiv(SMALLEST_SHARE * units, max(elements, 1))
 
@@ -245,5 +246,5 @@ def merge_row[
 
 @always_inline
 def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
-    """`count` neighbouring elements."""
+    """Copies `count` neighbouring elements."""
     merge_row[dtype, False](y, x, 0, count)

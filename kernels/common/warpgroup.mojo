@@ -7,9 +7,9 @@ A stage is 128 bytes of the reduction. An operand's tile is copied in vectors of
              (rows of 64 indices for each step); TF32 only along the reduction, so float32 is transposed on its way: four rows
              get one element each
 
-Rows are in wgmma's 128-byte swizzle, and the stores of a warp meet every bank equally. float32 is rounded to TF32 once, in
-registers. While a stage is multiplied, the next one is stored to the other half of shared memory and the one after that
-is on its way into registers. Loads that need no copy engine take any geometry: three axes, groups, any stride.
+Rows are in wgmma's 128-byte swizzle, and the stores of a warp meet every bank equally. float32 is rounded to TF32 once,
+in registers. While a stage is multiplied, the next one is stored to the other half of shared memory and the one after
+that is on its way into registers. Loads that need no copy engine take any geometry: three axes, groups, any stride.
 """
 
 from std.sys import size_of
@@ -42,7 +42,7 @@ def vector_of[dtype: DType]() -> Int:
 
 
 def steps_of[dtype: DType]() -> Int:
-    """Steps of the reduction in a stage."""
+    """Returns the number of steps of the reduction in a stage."""
     return _ROW_BYTES // size_of[dtype]()
 
 
@@ -61,7 +61,7 @@ struct WarpgroupTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
         return self.columns if self.rows == 128 else self.columns // 2
 
     def accumulators(self) -> Int:
-        """Sums of one thread."""
+        """Returns the number of sums of one thread."""
         return self.group_columns() // 2
 
     def slot_bytes(self) -> Int:
@@ -79,7 +79,7 @@ struct WarpgroupTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
 def load_vector[
     dtype: DType
 ](source: Ptr[dtype], offset: Int, valid: Bool) -> Vector[dtype]:
-    """16 bytes, zeros where not `valid`; their address is a multiple of 16 bytes.
+    """Loads 16 bytes, zeros where not `valid`; their address is a multiple of 16 bytes.
     """
     var value = Vector[dtype](0)
     if valid:
@@ -151,8 +151,8 @@ struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """Copies of an operand whose rows or columns are contiguous.
 
     float32: a warp has 8 steps of 16 indices; half of its threads begin with the third of their four rows, so that
-    together they meet 8 different rows of the swizzle. Two bytes: a warp has 8 steps of 32 indices, every other step four
-    rows on, for the same reason.
+    together they meet 8 different rows of the swizzle. Two bytes: a warp has 8 steps of 32 indices, every other step
+    four rows on, for the same reason.
     """
 
     var row: Int32
@@ -227,9 +227,8 @@ struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _descriptor[by_step: Bool](address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes, groups of 8 rows 1024 bytes apart; rows of indices (`by_step`) in panels, which lie one
-    behind the other.
-    """
+    """Returns the descriptor of rows of 128 swizzled bytes, groups of 8 rows 1024 bytes apart; rows of indices
+    (`by_step`) in panels, which lie one behind the other."""
     comptime leading = _PANEL * _ROW_BYTES // 16 if by_step else 1
     return (
         Int64((address & 0x3FFFF) >> 4)

@@ -25,7 +25,7 @@ def fprop_element[
 ](x: Ptr[dtype], w: Ptr[dtype], g: ConvolutionProblem, index: Int) -> Scalar[
     dtype
 ]:
-    """Element `index` of y [N, O, P, Q, K]."""
+    """Returns element `index` of y [N, O, P, Q, K]."""
     comptime acc_type = accumulation_type[dtype]
     var k = index % g.k
     var rest = index // g.k
@@ -68,7 +68,7 @@ def dgrad_element[
 ](dy: Ptr[dtype], w: Ptr[dtype], g: ConvolutionProblem, index: Int) -> Scalar[
     dtype
 ]:
-    """Element `index` of dx [N, D, H, W, C]: a gather over the outputs that read this pixel.
+    """Returns element `index` of dx [N, D, H, W, C]: a gather over the outputs that read this pixel.
     """
     comptime acc_type = accumulation_type[dtype]
     var c = index % g.c
@@ -119,7 +119,7 @@ def wgrad_element[
 ](x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem, index: Int) -> Scalar[
     dtype
 ]:
-    """Element `index` of dw, in its order in memory: a reduction over N, O, P and Q.
+    """Returns element `index` of dw, in its order in memory: a reduction over N, O, P and Q.
     """
     comptime acc_type = accumulation_type[dtype]
     var cg = g.group_c()

@@ -57,7 +57,7 @@ comptime conv_dgrad[
     Kernels: KernelChoice,
     rest: StaticString = "",
 ] = _convolve[target, dtype, grouping, DGRAD, Kernels, rest]
-"""Gradient of x; input pixels that no window covers get zero."""
+"""The data gradient; input pixels that no window covers get zero."""
 
 comptime conv_wgrad[
     target: StaticString,
@@ -66,4 +66,4 @@ comptime conv_wgrad[
     Kernels: KernelChoice,
     rest: StaticString = "",
 ] = _convolve[target, dtype, grouping, WGRAD, Kernels, rest]
-"""Gradient of w, reduced over N, O, P and Q."""
+"""The weight gradient, reduced over N, O, P and Q."""

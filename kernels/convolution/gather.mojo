@@ -1,9 +1,9 @@
 """The arithmetic progressions, one on each axis, by which a pass reads its moving operand.
 
-A pass computes rows (pixels) from taps. On one axis, row i and tap j read source pixel
-i * step + first_offset + j * offset_step, filter tap first_tap + j * tap_step, and write pixel out_first + i * out_step.
-The forward pass is one such phase. The data gradient of stride s is s phases on each axis, each dense: a phase holds
-the input pixels that meet the same taps, so no zero between strided pixels is ever multiplied.
+A pass computes rows (pixels) from taps. On one axis, row i and tap j read source pixel i * step + first_offset + j *
+offset_step, filter tap first_tap + j * tap_step, and write pixel out_first + i * out_step. The forward pass is one such
+phase. The data gradient of stride s is s phases on each axis, each dense: a phase holds the input pixels that meet the
+same taps, so no zero between strided pixels is ever multiplied.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder

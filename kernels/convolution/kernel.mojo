@@ -46,7 +46,7 @@ trait ConvolutionKernel:
     def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        """None, or why this kernel cannot run the problem."""
+        """Returns None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
@@ -72,7 +72,8 @@ trait Heuristic:
 
 
 struct AlwaysWorthwhile(Heuristic):
-    """The first kernel that can implement a problem is the fastest."""
+    """A rule by which the first kernel that can implement a problem is the fastest.
+    """
 
     @staticmethod
     def is_worthwhile[
@@ -90,7 +91,8 @@ trait KernelChoice:
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises -> Bool:
-        """False where no kernel takes the problem."""
+        """Launches the kernel that runs the problem; returns False where there is none.
+        """
         ...
 
 

@@ -45,7 +45,7 @@ struct ConvolutionNumbers(ImplicitlyCopyable):
         )
 
     def append_to(self, mut call: Call):
-        """Hands them on."""
+        """Appends the numbers to a call."""
         call.append_words(self.stride)
         call.append_words(self.dilation)
         call.append_words(self.padding)
@@ -64,7 +64,7 @@ def problem_of(
     y: IndexList[5],
     geometry: ConvolutionNumbers,
 ) raises -> ConvolutionProblem:
-    """The problem that the operands' shapes and the geometry describe, checked.
+    """Returns the problem that the operands' shapes and the geometry describe, checked.
     """
     var groups = geometry.groups
     var taps_inside = geometry.taps_inside != 0
@@ -123,7 +123,7 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
     var problem: ConvolutionProblem
 
     def __init__(out self, mut arguments: Arguments) raises:
-        """Takes them.
+        """Takes the operands from a call's arguments.
 
         Raises:
             Error: they do not fit together.
@@ -150,7 +150,7 @@ struct ConvolutionOperands[dtype: DType, pass_: Int]:
             raise Error("convolution: w must be channels last on a GPU")
 
     def call[function: StaticString](self, ctx: DeviceContext) raises:
-        """Hands them over to another library function."""
+        """Hands the operands over to another library function."""
         var call = Call()
         self.geometry.append_to(call)
         call.append_at(Int(self.result.data), self.result.shape())

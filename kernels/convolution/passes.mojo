@@ -1,5 +1,5 @@
-"""The three passes, the groups that a library function serves, and the sums that a store makes: compile-time parameters of
-kernels and entries."""
+"""The three passes, the groups that a library function serves, and the sums that a store makes: compile-time parameters
+of kernels and entries."""
 
 comptime FPROP = 0
 comptime DGRAD = 1

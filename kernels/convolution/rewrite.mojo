@@ -1,9 +1,10 @@
-"""The same convolution over the same memory with fewer axes or taps, where there is one.
+"""Rewrites of a convolution as one over the same memory with fewer axes or taps, where there is one.
 
-A convolution over three axes that does nothing along one of them is one over two: R(2+1)D's and S3D's are all of that kind.
-Where the window is as wide as the stride and nothing is padded, a window's row of taps is one run of memory, and no two
-windows share a pixel: the taps of a row are channels. Where windows do not overlap along H either, each row of windows is
-an image of its own. Patch embeddings are such convolutions, and so are transposed convolutions that double an image.
+A convolution over three axes that does nothing along one of them is one over two: R(2+1)D's and S3D's are all of that
+kind. Where the window is as wide as the stride and nothing is padded, a window's row of taps is one run of memory, and
+no two windows share a pixel: the taps of a row are channels. Where windows do not overlap along H either, each row of
+windows is an image of its own. Patch embeddings are such convolutions, and so are transposed convolutions that double
+an image.
 """
 
 from .passes import DGRAD

@@ -65,7 +65,8 @@ def row_of(index: Int, phase: Phase) -> RowIndex:
 
 @always_inline
 def source_line(phase: Phase, row: RowIndex, t: Int, r: Int) -> Int:
-    """Index of the source row that taps t and r read, -1 in the padding."""
+    """Returns the index of the source row that taps t and r read, -1 in the padding.
+    """
     var d = row.o * phase.d.step + phase.d.offset(t)
     var h = row.p * phase.h.step + phase.h.offset(r)
     if d < 0 or d >= phase.d.source or h < 0 or h >= phase.h.source:
@@ -76,8 +77,8 @@ def source_line(phase: Phase, row: RowIndex, t: Int, r: Int) -> Int:
 def block_channels[
     dtype: DType
 ](g: ConvolutionProblem, source_width: Int) -> Int:
-    """Channels that are taken together: the source rows of one row of pixels, and one more, stay in the L1 cache.
-    """
+    """Returns the number of channels that are taken together: the source rows of one row of pixels, and one more, stay
+    in the L1 cache."""
     comptime width = simd_width_of[accumulation_type[dtype]]()
     var bytes = (g.t * g.r + 1) * source_width * size_of[dtype]()
     return max(1, ROWS_BYTES // max(1, bytes * width)) * width
@@ -85,7 +86,7 @@ def block_channels[
 
 @always_inline
 def _inside(axis: PhaseAxis) -> Tuple[Int, Int]:
-    """The rows of an axis whose taps all lie inside the source, none of them where no row's do.
+    """Returns the range of an axis's rows whose taps all lie inside the source, an empty one where no row's do.
     """
     if axis.taps == 0:
         return (0, axis.rows)

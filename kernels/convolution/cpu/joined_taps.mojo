@@ -1,7 +1,7 @@
 """Forward pass of a few input channels, a model's first layer: a row of taps is one run of memory.
 
-Some images of x at once are copied with their padding along W. Then the taps of a row read neighbours in memory at every pixel, and stand for one
-tap with as many channels: pixels overlap.
+Some images of x at once are copied with their padding along W. Then the taps of a row read neighbours in memory at
+every pixel, and stand for one tap with as many channels: pixels overlap.
 
 Drawn problems take 1.13 (float32) and 1.28 (bfloat16) of oneDNN's time (convolution_by_kernel.json).
 """

@@ -1,7 +1,7 @@
 """Weight gradient of a few input channels, a model's first layer: a row of taps is one run of memory.
 
-A block of pixels takes its columns from x, a few whole vectors for each row of taps: what a vector has beyond its row is
-overwritten by the next one, or falls behind the last column.
+A block of pixels takes its columns from x, a few whole vectors for each row of taps: what a vector has beyond its row
+is overwritten by the next one, or falls behind the last column.
 
 Drawn problems take 1.19 (float32) and 0.87 (bfloat16) of oneDNN's time (convolution_by_kernel.json).
 """

@@ -42,7 +42,8 @@ def transpose[
 def pair_rows[
     dtype: DType
 ](rows: Ptr[packed_type[dtype]], count: Int, columns: Int):
-    """Two rows of `columns` values after the other become one of pairs, in place; zeros go beside an odd last row.
+    """Joins two rows of `columns` values, one after the other, to one row of pairs, in place; zeros go beside an odd
+    last row.
 
     Without pairs nothing happens.
     """

@@ -1,4 +1,5 @@
-"""Forward pass and data gradient of few pixels: each worker packs panels of the filter for itself and uses them at once.
+"""Forward pass and data gradient of few pixels: each worker packs panels of the filter for itself and uses them at
+once.
 
 A large filter that few pixels meet is read once from memory, and its panels stay in the worker's cache. Planes of a few
 pixels are mostly edges: there the rows of one product are one position's pixels of all images, which share the taps
@@ -35,7 +36,8 @@ comptime MIN_IMAGES = 4
 
 
 def _live(axis: PhaseAxis) -> Int:
-    """Pairs of a tap and a row that lie inside the source."""
+    """Returns the number of pairs of a tap and a row that lie inside the source.
+    """
     var count = 0
     for tap in range(axis.taps):
         var shift = axis.offset(tap)

@@ -61,7 +61,8 @@ struct Inside(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _live(axis: PhaseAxis) -> Int:
-    """Pairs of a tap and an output that lie inside the input."""
+    """Returns the number of pairs of a tap and an output that lie inside the input.
+    """
     var count = 0
     for tap in range(axis.taps):
         count += Inside.of(axis, tap).count()

@@ -1,4 +1,4 @@
-"""Rows of an implicit matrix product: where each row of a block finds its taps' pixels, and where its result goes."""
+"""Rows of an implicit matrix product: for each row of a block, pointers to its taps' pixels and to its result."""
 
 from std.math import ceildiv
 from std.sys.info import size_of
@@ -29,17 +29,18 @@ struct PassOperands[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def depth(self) -> Int:
-        """Channels of one group of the source."""
+        """Returns the channels of one group of the source."""
         return self.channels // self.groups
 
     @always_inline
     def packed_depth(self) -> Int:
-        """Steps of the reduction that a tap takes in the packed filter."""
+        """Returns the steps of the reduction that a tap takes in the packed filter.
+        """
         return packed_length[Self.dtype](self.depth())
 
     @always_inline
     def columns(self) -> Int:
-        """Channels of one group of the result."""
+        """Returns the channels of one group of the result."""
         return self.result_channels // self.groups
 
 

@@ -445,7 +445,8 @@ def _slice[
 
 
 def columns_together[dtype: DType](count: Int) -> Int:
-    """Tiles of columns that are packed at once for `count` pixels."""
+    """Returns the number of tiles of columns that are packed at once for `count` pixels.
+    """
     comptime tile_columns = TILE_VECTORS * simd_width_of[
         accumulation_type[dtype]
     ]()

@@ -7,8 +7,8 @@ several. On an axis a pixel of the result and one of the source belong to a tap 
     forward        source = result + tap * dilation - pad      (with a stride of 1 along W)
     data gradient  source * stride = result + pad - tap * dilation
 
-so that a band repeats after `period` pieces of eight pixels of the result, one piece of the source on. Element (k, n) of a
-band depends on k * k_step - n alone: a table of a filter's row by that difference holds all of it.
+so that a band repeats after `period` pieces of eight pixels of the result, one piece of the source on. Element (k, n)
+of a band depends on k * k_step - n alone: a table of a filter's row by that difference holds all of it.
 """
 
 from std.math import ceildiv
@@ -38,7 +38,7 @@ comptime MAX_TILES = 4
 comptime MAX_SHARED_BYTES = 100 * 1024
 comptime USUAL_SHARED_BYTES = 56 * 1024
 comptime MAX_STEPS = 4
-"""Products deep that a band may be: longer ones are mostly zeros."""
+"""Most products that a band may be deep: longer bands are mostly zeros."""
 
 
 @fieldwise_init
@@ -91,7 +91,7 @@ struct BandMatrix(KernelArgument):
 
     @always_inline
     def tap(self, entry: Int32) -> Int32:
-        """The tap at a table's entry, or -1."""
+        """Returns the tap at a table's entry, or -1."""
         var at = entry - self.k_step
         if not self.forward:
             at = self.span - 1 - entry
@@ -108,7 +108,7 @@ struct BandMatrix(KernelArgument):
 
     @always_inline
     def source(self, column: Int32, tap: Int32) -> Int32:
-        """Column of the source for one of the result, negative where there is none.
+        """Returns the column of the source for one of the result, negative where there is none.
         """
         var at = column + tap * self.dilation - self.pad
         if not self.forward:
@@ -152,7 +152,7 @@ struct Band(KernelArgument):
 
     @always_inline
     def count(self) -> Int32:
-        """Rows of a product in use."""
+        """Returns the number of rows of a product in use."""
         return self.lines * self.images
 
     @always_inline
@@ -160,18 +160,20 @@ struct Band(KernelArgument):
         return CHANNELS * self.filter_rows * self.columns.span
 
     def shared_bytes(self) -> Int:
-        """The tables end with a word that tells of elements that are not finite.
-        """
+        """Returns the bytes of a block's shared memory. The tables end with a word that tells of elements that are not
+        finite."""
         return 4 * Int(self.table_base + self.table_words() + 4)
 
     @always_inline
     def line(self, row: Int32) -> Tuple[Int32, Int32]:
-        """Image, in the block, and line of a row of the product."""
+        """Returns the block's image of a row of the product, and the line of that image.
+        """
         return self.by_lines.divide(min(row, self.count() - 1))
 
     @always_inline
     def source_row(self, axis: PhaseAxis, row: Int32) -> Int32:
-        """Row of the planes that a row of the product begins with."""
+        """Returns the row of the planes that a row of the product begins with.
+        """
         var image, line = self.line(row)
         return (
             image * self.planes.lines
@@ -192,7 +194,7 @@ struct BlockExtents(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[PhaseAxis]:
-    """The result's rows, by residue."""
+    """Returns the axes of the result's rows, by residue."""
     if forward:
         return [forward_phases(g)[0].h]
     var phases = gradient_phases(g, 0)
@@ -351,7 +353,7 @@ def fill_tables[
 def band_word[
     space: AddressSpace
 ](table: WordPtr[space], columns: BandMatrix, k: Int32, n: Int32) -> UInt32:
-    """Elements (k, n) and (k + 1, n) of a band."""
+    """Returns elements (k, n) and (k + 1, n) of a band as one word."""
     var entry = columns.entry(k, n)
     var inside = UInt32(entry) < UInt32(columns.span)
     var word = table[unsafe_offset=Int(entry if inside else 0)]

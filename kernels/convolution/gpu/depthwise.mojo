@@ -42,8 +42,8 @@ def strip_width[dtype: DType]() -> Int:
 def march_rows(
     rows: Int, across: Int, enough: Int, most: Int = MAX_MARCH_ROWS
 ) -> Int:
-    """Rows of each march: equal ones, not many more than it takes, of `across` threads for each of them. A row takes as long as
-    memory takes to answer, so marches are shorter where fewer than `enough` threads would march.
+    """Rows of each march: equal ones, not many more than it takes, of `across` threads for each of them. A row takes as
+    long as memory takes to answer, so marches are shorter where fewer than `enough` threads would march.
     """
     var wanted = min(
         ceildiv(enough, max(1, across)), ceildiv(rows, MIN_MARCH_ROWS)

@@ -177,7 +177,7 @@ def store_tile[
     corner: Corner,
     thread: Int32,
 ):
-    """The rows of one residue; the corner is the result's, its row counted in the residue.
+    """Stores the rows of one residue; the corner is the result's, its row counted in the residue.
     """
     var octet = thread % OCTETS
     var channel = corner.channel + octet * PIECE
@@ -392,7 +392,7 @@ def _launch[
     blocks: Int,
     ctx: DeviceContext,
 ) raises:
-    """`blocks` run at once."""
+    """Launches the kernel; `blocks` blocks run at once."""
     var across = ceildiv(Int(band.planes.channels), CHANNELS)
     var units = Int(band.units)
     var rounds = ceildiv(units, max(1, blocks // across))

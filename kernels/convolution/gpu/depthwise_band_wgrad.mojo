@@ -130,18 +130,19 @@ struct BandWgrad(KernelArgument):
         return CHANNELS * self.filter_rows * self.taps
 
     def shared_bytes(self) -> Int:
-        """The sums made plainly, and a word that tells whether there are any, come last.
-        """
+        """Returns the bytes of a block's shared memory. The sums made plainly, and a word that tells whether there are
+        any, come last."""
         return 4 * (self.sums_base() + Int(self.sum_count()) + 1)
 
     @always_inline
     def line(self, row: Int32) -> Tuple[Int32, Int32]:
-        """Row of the product: image in the block, and line of it."""
+        """Returns the block's image of a row of the product, and the line of that image.
+        """
         return self.dy.by_lines.divide(min(row, self.dy.rows - 1))
 
     @always_inline
     def x_row(self, row: Int32) -> Int32:
-        """Row of x's planes that tap row 0 reads."""
+        """Returns the row of x's planes that tap row 0 reads."""
         var image, line = self.line(row)
         return image * self.x.lines + line * self.stride_h
 
@@ -166,7 +167,8 @@ struct BandWgrad(KernelArgument):
 
 @always_inline
 def rows_in_use(word: UInt32, first: Int32, rows: Int32) -> UInt32:
-    """A pair of rows of the product, without those behind its last."""
+    """Returns a pair of rows of the product with zeros for the rows behind the last one.
+    """
     if first + 1 < rows:
         return word
     return word & 0xFFFF if first < rows else 0
@@ -280,7 +282,7 @@ def diagonal[
     matrix: MutPointer[Float32, MutUntrackedOrigin, address_space=space],
     offset: Int32,
 ) -> Float32:
-    """The sum of elements (offset + n, n) of a 16 x 8 matrix."""
+    """Returns the sum of elements (offset + n, n) of a 16 x 8 matrix."""
     var total = Float32(0)
     comptime for n in range(PIECE):
         total += matrix[unsafe_offset=(Int(offset) + n) * PIECE + n]

@@ -1,5 +1,5 @@
-"""Launches of the direct depthwise kernels (depthwise.mojo): the march where one is made for a phase's taps, else the kernel
-for any taps."""
+"""Launches of the direct depthwise kernels (depthwise.mojo): the march where one is made for a phase's taps, else the
+kernel for any taps."""
 
 from std.math import ceildiv
 from std.sys.info import size_of
@@ -32,7 +32,8 @@ from .depthwise_wgrad import depthwise_wgrad_gpu
 def _grid(
     g: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
 ) -> Int:
-    """Blocks for one thread for each march of a phase."""
+    """Returns the number of blocks with one thread for each march of a phase.
+    """
     return ceildiv(
         g.n
         * phase.d.rows
@@ -141,7 +142,7 @@ def _launch_wide[
     whole: Bool,
     ctx: DeviceContext,
 ) raises:
-    """The march where one is made for the phase's taps, else the one for any.
+    """Launches the march where one is made for the phase's taps, else the kernel for any taps.
     """
     var h = phase.h
     var w = phase.w
@@ -185,7 +186,7 @@ def depthwise_gather_gpu[
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
     comptime pair_bytes = PAIR * size_of[dtype]()
     var aligned = is_aligned(result) and is_aligned(source)

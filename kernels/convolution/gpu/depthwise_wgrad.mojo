@@ -61,11 +61,11 @@ def depthwise_wgrad_kernel[
     march: Int32,
     share: Int32,
 ):
-    """Partial dw [channel][tap] of one slice, for one patch of taps and one block of channels.
+    """Computes partial dw [channel][tap] of one slice, for one patch of taps and one block of channels.
 
-    A block has `rows` times `lanes` threads, `lanes` of them along channels; each of them marches down `share` strips of
-    up to `march` rows of dy. `step` > 0 is the stride along H and W where taps are neighbours on both; 0 stands for any
-    stride and dilation, and a patch of one tap.
+    A block has `rows` times `lanes` threads, `lanes` of them along channels; each of them marches down `share` strips
+    of up to `march` rows of dy. `step` > 0 is the stride along H and W where taps are neighbours on both; 0 stands for
+    any stride and dilation, and a patch of one tap.
     """
     comptime T = SIMD[DType.float32, vector]
     comptime V = SIMD[dtype, vector]
@@ -115,7 +115,7 @@ def depthwise_wgrad_kernel[
 
         @always_inline
         def dy_row(row: Int32) {imm} -> Array[V, width]:
-            """Row number `row` of the march; zeros past its end."""
+            """Returns row number `row` of the march; zeros past its end."""
             var values = Array[V, width](fill=0)
             var line = dy_base.unsafe_offset(Int(row) * g.q * g.c)
             comptime for i in range(width):

@@ -1,7 +1,7 @@
 """The data gradient of an image's few channels in float32: a product, then col2im.
 
-A product with a column for each channel would multiply a whole tile of columns to keep three, and read dy once for every
-tap. Here rows are (tap, channel) pairs instead:
+A product with a column for each channel would multiply a whole tile of columns to keep three, and read dy once for
+every tap. Here rows are (tap, channel) pairs instead:
 
     z[(tap, c), pixel of dy] = sum over k  w[k, tap, c] * dy[pixel, k]
     dx[h, w, c]              = sum over taps  z[(tap, c), the pixel that the tap connects]
@@ -48,7 +48,8 @@ def transpose_kernel(
     rows: Int32,
     columns: Int32,
 ):
-    """Target [columns][rows] = source [rows][columns]."""
+    """Writes target [columns][rows], the transpose of source [rows][columns].
+    """
     var at = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
     if at < rows * columns:
         var column, row = divide(at, rows)
@@ -61,7 +62,8 @@ def transpose_kernel(
 def _first_tap(
     pixel: Int32, stride: Int32, dilation: Int32, pad: Int32, taps: Int32
 ) -> Int32:
-    """The first tap that connects the pixel to any of dy's, or `taps`."""
+    """Returns the first tap that connects the pixel to any of dy's, or `taps`.
+    """
     var tap = Int32(0)
     while tap < taps and (pixel + pad - tap * dilation) % stride != 0:
         tap += 1
@@ -136,7 +138,8 @@ def col2im_kernel(
 
 
 def _chunk_images(g: ConvolutionProblem) -> Int:
-    """Images whose z is made at a time, none if not even one fits."""
+    """Returns the number of images whose z is made at a time, 0 if not even one fits.
+    """
     var image = 4 * g.taps() * g.c * g.o * g.p * g.q
     var filter = 4 * g.w_size()
     var most = (g.workspace_limit - filter) // image
@@ -151,7 +154,7 @@ def gemm_col2im(
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The data gradient; in TF32 where `g.allow_tf32`."""
+    """Computes the data gradient; in TF32 where `g.allow_tf32`."""
     var rows = g.taps() * g.c
     var images = _chunk_images(g)
     var image_pixels = g.o * g.p * g.q

@@ -1,4 +1,4 @@
-"""Tiles of result pixels over a halo of source pixels in shared memory: what the kernels of small groups share.
+"""Tiles of result pixels over a halo of source pixels in shared memory, for the kernels of small groups.
 
     result: rows x columns of one image, or whole images      source: every pixel that one of the windows reads, once
 
@@ -6,8 +6,8 @@
     │ p, q    │ ──▶  halo row p * step + r * offset_step, ──▶ │           │
     └─────────┘      column likewise                          └───────────┘
 
-A pixel's channels, those of a few groups, lie together in shared memory, an odd number of 16-byte vectors; what lies outside the
-source is zeros.
+A pixel's channels, those of a few groups, lie together in shared memory, an odd number of 16-byte vectors; what lies
+outside the source is zeros.
 """
 
 from std.math import align_up, ceildiv
@@ -29,9 +29,9 @@ from .phase_table import PhaseTable
 from .pipeline import block_refusal
 
 comptime VECTOR = 8
-"""Elements of 16 bytes."""
+"""Number of elements in 16 bytes."""
 comptime CHUNK = 64
-"""Channels of a tile's source and result at most, in whole groups."""
+"""Most channels of a tile's source and result, in whole groups."""
 comptime SHARED_BYTES = 96 * 1024
 """Most bytes of shared memory of a block: two blocks fit a multiprocessor of Hopper's, one any other's since sm_80."""
 comptime MAX_PIXELS = 512
@@ -42,7 +42,7 @@ comptime MAX_PIXELS = 512
 def halo_refusal[
     dtype: DType, pass_: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-    """None, or why no kernel over halos takes the problem."""
+    """Returns None, or why no kernel over halos takes the problem."""
     var reason = block_refusal[pass_](p)
     if reason:
         return reason
@@ -63,7 +63,7 @@ def halo_refusal[
 
 @always_inline
 def halo_extent(count: Int32, axis: PhaseAxis) -> Int32:
-    """Source pixels along an axis that `count` neighbouring result pixels read.
+    """Returns the number of source pixels along an axis that `count` neighbouring result pixels read.
     """
     return (
         (count - 1) * Int32(axis.step)
@@ -111,7 +111,7 @@ struct PixelIndex(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct TileGrid(KernelArgument):
-    """How a phase's result pixels are cut into tiles."""
+    """Tiles into which a phase's result pixels are cut."""
 
     var images: Int32
     """Images of a tile: more than one only where they are whole images."""
@@ -145,7 +145,7 @@ struct TileGrid(KernelArgument):
 
     @always_inline
     def first(self, tile: Int32) -> PixelIndex:
-        """A tile's first pixel."""
+        """Returns a tile's first pixel."""
         var place = PixelIndex.of(tile, self.tiles_h, self.tiles_w)
         return PixelIndex(
             place.n * self.images, place.h * self.rows, place.w * self.columns
@@ -161,7 +161,8 @@ struct TileGrid(KernelArgument):
     def source(
         self, first: PixelIndex, place: PixelIndex, phase: Phase
     ) -> PixelIndex:
-        """Source pixel of a place in the halo; may lie outside."""
+        """Returns the source pixel of a place in the halo; it may lie outside the source.
+        """
         return PixelIndex(
             first.n + place.n,
             first.h * Int32(phase.h.step) + lowest_offset(phase.h) + place.h,
@@ -170,8 +171,8 @@ struct TileGrid(KernelArgument):
 
     @always_inline
     def live_pixels(self, first: PixelIndex, n: Int32, phase: Phase) -> Int32:
-        """Pixels of a tile up to the last row that the result has; some of them may lie past its right edge.
-        """
+        """Returns the number of pixels of a tile up to the last row that the result has; some of them may lie past its
+        right edge."""
         if self.images > 1:
             return min(self.images, n - first.n) * self.rows * self.columns
         return min(self.rows, Int32(phase.h.rows) - first.h) * self.columns
@@ -199,8 +200,8 @@ def row_bytes(vectors: Int32) -> Int32:
 struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
     """The layout of a tile's source pixels in shared memory; bytes from one to the next.
 
-    Rows and images are padded so that result pixel i reads from bank group i, counted on from row to row: any 8 neighbours meet
-    all banks (with a stride of 2 half of them).
+    Rows and images are padded so that result pixel i reads from bank group i, counted on from row to row: any 8
+    neighbours meet all banks (with a stride of 2 half of them).
     """
 
     var rows: Int32
@@ -260,7 +261,8 @@ struct Halo(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def result_pixel(first: PixelIndex, pixel: PixelIndex, phase: Phase) -> Int:
-    """A tile's pixel, counted through all of the result."""
+    """Returns the index of a tile's pixel in the result, counted through all of it.
+    """
     return (
         Int(first.n + pixel.n) * phase.h.out_extent
         + phase.h.out_first
@@ -272,7 +274,7 @@ def result_pixel(first: PixelIndex, pixel: PixelIndex, phase: Phase) -> Int:
 
 @always_inline
 def filter_tap(r: Int32, s: Int32, phase: Phase, filter_s: Int32) -> Int32:
-    """A phase's tap, counted in the filter's."""
+    """Returns the index of a phase's tap, counted in the filter's taps."""
     return (
         Int32(phase.h.first_tap) + r * Int32(phase.h.tap_step)
     ) * filter_s + (Int32(phase.w.first_tap) + s * Int32(phase.w.tap_step))
@@ -286,7 +288,8 @@ def phases_of[pass_: Int](g: ConvolutionProblem) -> PhaseTable:
 
 
 def widest(table: PhaseTable) -> Phase:
-    """A phase with as many rows and taps as any: its halo has room for all."""
+    """Returns a phase with as many rows and taps as any: its halo has room for all.
+    """
     var phase = table.first()
     for i in range(Int(table.h.residues)):
         phase.h.taps = max(phase.h.taps, table.h.axis(Int32(i)).taps)
@@ -331,7 +334,7 @@ comptime _MAX_PARTS = 64
 
 
 def smallest(n: Int, phase: Phase) -> TileGrid:
-    """The tile that fits where any does."""
+    """Returns the smallest tile, which fits where any does."""
     return TileGrid.of(
         1,
         ceildiv(phase.h.rows, _MAX_PARTS),
@@ -343,8 +346,8 @@ def smallest(n: Int, phase: Phase) -> TileGrid:
 
 
 def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
-    """The ways to cut a phase's pixels that are worth a thought: parts of an image as equal as can be, or several whole images.
-    """
+    """Returns the ways to cut a phase's pixels that are worth considering: parts of an image as equal as possible, or
+    several whole images."""
     var h = phase.h
     var w = phase.w
     var result = List[TileGrid]()
@@ -369,7 +372,7 @@ def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
 
 
 def width_of(columns: Int) -> Int:
-    """The widest share of a group's columns, a multiple of 8 up to 32, that a warp takes.
+    """Returns the widest share of a group's columns, a multiple of 8 up to 32, that a warp takes.
     """
     for width in range(32, 8, -8):
         if columns % width == 0:
@@ -431,7 +434,7 @@ def copy_halo[
 def multiply[
     dtype: DType
 ](mut sums: Quad, a: SIMD[DType.uint32, 4], b: SIMD[DType.uint32, 2]):
-    """Adds 16 rows x 16 steps times 16 steps x 8 columns."""
+    """Adds the product of 16 rows x 16 steps and 16 steps x 8 columns."""
     comptime name = "bf16" if dtype == DType.bfloat16 else "f16"
     comptime text = (
         "mma.sync.aligned.m16n8k16.row.col.f32."
@@ -465,7 +468,7 @@ def multiply[
 def multiply_half[
     dtype: DType
 ](mut sums: Quad, a: SIMD[DType.uint32, 2], b: UInt32):
-    """Adds 16 rows x 8 steps times 8 steps x 8 columns."""
+    """Adds the product of 16 rows x 8 steps and 8 steps x 8 columns."""
     comptime name = "bf16" if dtype == DType.bfloat16 else "f16"
     comptime text = (
         "mma.sync.aligned.m16n8k8.row.col.f32."

@@ -1,9 +1,10 @@
-"""Forward pass and data gradient of groups of a few channels, in 16 bits: each source pixel is copied once for all taps.
+"""Forward pass and data gradient of groups of a few channels, in 16 bits: each source pixel is copied once for all
+taps.
 
-A block has a few groups, whose filter stays in shared memory in the order in which mma's lanes read it, and walks over tiles
-(halo.mojo); the next tile's halo is on its way while one is multiplied. A warp has the columns of one group and up to
-64 pixels, of which mma takes 16 at a time: each matrix of a tap is a copy of the halo's rows, moved by the tap. Groups are never
-merged: a zero of a foreign group's filter times infinity would be NaN.
+A block has a few groups, whose filter stays in shared memory in the order in which mma's lanes read it, and walks over
+tiles (halo.mojo); the next tile's halo is on its way while one is multiplied. A warp has the columns of one group and
+up to 64 pixels, of which mma takes 16 at a time: each matrix of a tap is a copy of the halo's rows, moved by the tap.
+Groups are never merged: a zero of a foreign group's filter times infinity would be NaN.
 
 Drawn problems on an H200 take 1.1 to 1.8 of cuDNN's time (convolution_by_kernel.json).
 """
@@ -58,7 +59,7 @@ from .phase_table import PhaseTable
 comptime _THREADS = 256
 comptime _WARPS = _THREADS // 32
 comptime _BLOCKS = 16
-"""Pixels that a row of mma's matrices has."""
+"""Pixels of a block, the rows of one of mma's matrices."""
 comptime _AT_ONCE = 4
 """Vectors of the filter that a thread loads before it stores them."""
 comptime _PIECE = 4
@@ -98,7 +99,7 @@ def _pack_filter[
     filter_s: Int32,
     thread: Int32,
 ):
-    """The groups' filter as [group][part of the columns][tap][8 steps][lane][mma] pairs of steps.
+    """Packs the groups' filter as [group][part of the columns][tap][8 steps][lane][mma] pairs of steps.
     """
     comptime tiles = columns // 8
     var taps = Int32(phase.h.taps) * Int32(phase.w.taps)
@@ -171,7 +172,7 @@ def _place_vector[
 
 @always_inline
 def _filter_words[tiles: Int](address: UInt32) -> Array[UInt32, tiles]:
-    """A lane's words of eight steps."""
+    """Loads a lane's words of eight steps."""
     var words = Array[UInt32, tiles](fill=0)
     comptime if tiles == 3:
         comptime for j in range(tiles):
@@ -246,7 +247,7 @@ def halo_gather_kernel[
     halo_bytes: Int32,
     filter_bytes: Int32,
 ):
-    """Tiles of y or of one phase of dx, `columns` of a group to a warp, `together` groups to a block.
+    """Computes tiles of y or of one phase of dx, `columns` of a group to a warp, `together` groups to a block.
     """
     comptime forward = pass_ == FPROP
     comptime tiles = columns // 8
@@ -443,8 +444,8 @@ struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
 def _cost(
     tiling: TileGrid, phase: Phase, shape: _GatherGroups, at_once: Int
 ) -> Tuple[Float64, Int]:
-    """Cycles by a model, of a block that shares its multiprocessor with another, and the number of walkers; `at_once` walk at a time.
-    """
+    """Returns the cycles, by a model, of a block that shares its multiprocessor with another, and the number of
+    walkers; `at_once` walk at a time."""
     var tiles = Int(tiling.tiles())
     var walkers = min(tiles, max(1, at_once))
     # Reading the second-level cache, and reading shared memory for mma.

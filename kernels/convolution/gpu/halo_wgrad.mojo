@@ -1,9 +1,9 @@
 """Weight gradient of groups of a few channels, in 16 bits: each pixel of x is copied once for all taps.
 
-A block has a few groups and every so many tiles of pixels (halo.mojo); the next tile's pixels are on their way while one is
-multiplied. A warp has 16 rows (dy's channels), up to 32 columns (x's channels) and three taps of one group, and keeps their
-sums in registers over all of its tiles: no product of two groups is made. Rows and columns both lie across the reduction,
-so that ldmatrix turns both. A second kernel adds the slices' sums in order.
+A block has a few groups and every so many tiles of pixels (halo.mojo); the next tile's pixels are on their way while
+one is multiplied. A warp has 16 rows (dy's channels), up to 32 columns (x's channels) and three taps of one group, and
+keeps their sums in registers over all of its tiles: no product of two groups is made. Rows and columns both lie across
+the reduction, so that ldmatrix turns both. A second kernel adds the slices' sums in order.
 
 Drawn problems on an H200 take 1.6 to 1.7 of cuDNN's time (convolution_by_kernel.json).
 """
@@ -62,7 +62,7 @@ comptime _TAPS = 3
 comptime _STEPS = 16
 """Pixels that mma multiplies at a time."""
 comptime _ZERO_BYTES = 256
-"""Zeros in place of a pixel of x whose pixel of dy is none: its own may be infinite."""
+"""Bytes of zeros that stand in for a pixel of x whose pixel of dy does not exist: its own may be infinite."""
 comptime _OUTSIDE = Int32(-1)
 
 
@@ -83,8 +83,8 @@ def _copy_result[
     layout: Halo,
     thread: Int32,
 ):
-    """Starts the copy of a tile's pixels of dy, zeros for those that are none, and notes what each reads of the halo.
-    """
+    """Starts the copy of a tile's pixels of dy, with zeros for those outside the tensor, and notes what each reads of
+    the halo."""
     comptime apart = Int32(_THREADS // 8)
     var vector = thread % 8
     if vector >= vectors:
@@ -121,7 +121,8 @@ def _add_step[
     moved: StaticTuple[UInt32, _TAPS],
     mask: UInt32,
 ):
-    """Products of 16 pixels. `mask` is zero for a lane whose pixel is none."""
+    """Adds the products of 16 pixels. `mask` is zero for a lane whose pixel does not exist.
+    """
     var a = load_matrices[4, True](dy)
     comptime for tap in range(_TAPS):
         var at = x + (moved[tap] & mask)
@@ -168,7 +169,7 @@ def halo_wgrad_kernel[
     tile_bytes: Int32,
     size: Int64,
 ):
-    """dw, if one slice has all tiles, or the sums of every slice; `together` groups to a block.
+    """Computes dw, if one slice has all tiles, or the sums of every slice; `together` groups to a block.
     """
     comptime tiles = columns // 8
     var thread = Int32(thread_idx.x)
@@ -330,7 +331,7 @@ struct _WgradGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     var parts: Int
     """Blocks that share the parts of the gradient of such groups."""
     var chunks: Int
-    """Times so many groups."""
+    """Number of chunks of `together` groups."""
     var room: SharedBudget
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Weight gradients of groups of a few channels: several groups are one product, of which only the blocks on the diagonal
-are kept. A product for each group would leave most of a tile empty.
+"""Weight gradients of groups of a few channels: several groups are one product, of which only the blocks on the
+diagonal are kept. A product for each group would leave most of a tile empty.
 
 Drawn problems on an H200 take 0.9 of cuDNN's time (convolution_by_kernel.json).
 """

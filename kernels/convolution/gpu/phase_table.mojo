@@ -1,4 +1,5 @@
-"""The phases of a strided data gradient in one launch: what differs between them, by the residue on each axis.
+"""The phases of a strided data gradient in one launch: the numbers that differ between them, by the residue on each
+axis.
 
 Launched one after the other each phase would end with a round of few blocks; together only the last does.
 """
@@ -11,7 +12,7 @@ from ..gather import PhaseAxis, Phase, gradient_phases
 from ..problem import ConvolutionProblem
 
 comptime MAX_STRIDE = 4
-"""Along an axis: the table has an entry for each residue."""
+"""Largest stride along an axis: the table has an entry for each residue."""
 
 
 @fieldwise_init
@@ -45,7 +46,8 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def axis(self, residue: Int32) -> PhaseAxis:
-        """No table is indexed by a register: that would move it to memory."""
+        """Returns the axis of a residue. No table is indexed by a register: that would move it to memory.
+        """
         var rows = self.rows[0]
         var taps = self.taps[0]
         var first_tap = self.first_tap[0]
@@ -67,7 +69,7 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @fieldwise_init
 struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
-    """Every phase of a data gradient with strides up to MAX_STRIDE, or a single one.
+    """All phases of a data gradient with strides up to MAX_STRIDE, or a single phase.
     """
 
     var d: AxisTable
@@ -128,8 +130,8 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def phase(self, index: Int32) -> Phase:
-        """The last ones first: with a filter wider than its stride they have the most taps.
-        """
+        """Returns phase number `index`, the last ones first: with a filter wider than its stride they have the most
+        taps."""
         var last = (
             self.d.residues * self.h.residues * self.w.residues - 1 - index
         )

@@ -1,10 +1,10 @@
 """Building blocks of the block-tiled products of NVIDIA's GPUs: places in shared memory, and products from it.
 
-A stage holds STAGE_LENGTH steps of the reduction of both operands, each in one of two orders: "k-major" [index][STAGE_LENGTH]
-or "index-major" [STAGE_LENGTH][width] with each row's indices XOR-ed by a multiple that depends on the row. A thread always
-reads QUAD neighbouring steps of one index. With these orders neither copies nor reads meet bank conflicts:
-in k-major eight threads read two whole rows, in index-major the XOR parts the four rows that a warp reads together.
-Which step of the reduction a lane holds does not matter to the sum as long as both operands agree.
+A stage holds STAGE_LENGTH steps of the reduction of both operands, each in one of two orders: "k-major"
+[index][STAGE_LENGTH] or "index-major" [STAGE_LENGTH][width] with each row's indices XOR-ed by a multiple that depends
+on the row. A thread always reads QUAD neighbouring steps of one index. With these orders neither copies nor reads meet
+bank conflicts: in k-major eight threads read two whole rows, in index-major the XOR parts the four rows that a warp
+reads together. Which step of the reduction a lane holds does not matter to the sum as long as both operands agree.
 """
 
 from std.sys import size_of
@@ -51,14 +51,13 @@ struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
-    """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no other
-    kernel is compiled for those.
-    """
+    """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no
+    other kernel is compiled for those."""
     return compiling_for_hopper() and dtype == DType.float32 and not exact
 
 
 def block_refusal[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
-    """None, or why the block-tiled kernels do not take the problem."""
+    """Returns None, or why the block-tiled kernels do not take the problem."""
     if g.x_size() == 0 or g.y_size() == 0 or g.w_size() == 0:
         return String("a tensor is empty")
     # Rows, columns and blocks are counted in 32 bits; elements are not.
@@ -85,7 +84,8 @@ def k_major(index: Int32, k: Int32) -> Int:
 
 @always_inline
 def index_major[dtype: DType, width: Int](index: Int32, k: Int32) -> Int:
-    """`index` may be any; neighbours of one quad stay neighbours."""
+    """Returns the place of step k of an index in an index-major tile. `index` may be any; neighbours of one quad stay
+    neighbours."""
     comptime step = 32 // size_of[dtype]()
     return Int(k * Int32(width) + (index ^ ((k // QUAD) * Int32(step))))
 
@@ -94,7 +94,7 @@ def index_major[dtype: DType, width: Int](index: Int32, k: Int32) -> Int:
 def read_quad[
     dtype: DType, width: Int, by_k: Bool
 ](tile: Shared[dtype], index: Int32, quad: Int32) -> SIMD[dtype, QUAD]:
-    """Steps 4 * quad … 4 * quad + 3 of one index."""
+    """Loads steps 4 * quad … 4 * quad + 3 of one index."""
     comptime if by_k:
         return tile.unsafe_offset(k_major(index, quad * QUAD)).unsafe_load[
             width=QUAD, alignment=QUAD * size_of[dtype]()
@@ -200,7 +200,7 @@ def multiply_exact[
     column: Int32,
     lane: Int32,
 ):
-    """The same in float32 multiply-adds: lane (l / 4, l % 4) has every eighth row and every fourth column.
+    """Adds the same product in float32 multiply-adds: lane (l / 4, l % 4) has every eighth row and every fourth column.
     """
     comptime rows = shape.warp_rows() // 8
     comptime columns = WARP_COLUMNS // 4
@@ -229,7 +229,7 @@ comptime LINE_SUMS = 8
 
 
 def sum_index[exact: Bool](line: Int, e: Int) -> Tuple[Int, Int]:
-    """Accumulator, and place in it, of the lane's column number `e` of a line.
+    """Returns the accumulator, and the place in it, of the lane's column number `e` of a line.
     """
     if exact:
         return (line * LINE_SUMS + e) // QUAD, (line * LINE_SUMS + e) % QUAD
@@ -242,7 +242,7 @@ def sum_index[exact: Bool](line: Int, e: Int) -> Tuple[Int, Int]:
 
 @always_inline
 def sum_column[exact: Bool](e: Int, lane: Int32) -> Int32:
-    """Column, in the warp's tile, of a lane's column number `e`."""
+    """Returns the column, in the warp's tile, of a lane's column number `e`."""
     comptime if exact:
         return Int32(e * 4) + lane % 4
     else:

@@ -1,4 +1,4 @@
-"""Tiles of a channels-last tensor in shared memory, channel by channel: what tensor cores read as matrices of pixels.
+"""Tiles of a channels-last tensor in shared memory, channel by channel, which tensor cores read as matrices of pixels.
 
 Elements have two bytes. Each channel has a plane of rows of 16-byte pieces, eight pixels to a piece; a row has an odd
 number of pieces, so that the eight rows of a matrix lie in different banks. A thread moves a square of eight pixels by
@@ -113,7 +113,7 @@ def watch[dtype: DType, width: Int](value: SIMD[DType.uint32, width]) -> UInt32:
 
 @always_inline
 def transposed[line: Int](square: Array[Words, PIECE]) -> Words:
-    """Line number `line` of the transposed square."""
+    """Returns line number `line` of the transposed square."""
     var result = Words(0)
     comptime for j in range(4):
         var a = square[2 * j][line // 2]
@@ -129,7 +129,7 @@ def transposed[line: Int](square: Array[Words, PIECE]) -> Words:
 def _load_octet[
     dtype: DType, vector: Int
 ](source: Ptr[dtype], left: Int32) -> Words:
-    """The first `left` of eight channels, zeros behind them."""
+    """Loads the first `left` of eight channels, zeros behind them."""
     var result = Words(0)
     comptime for j in range(0, PIECE, vector):
         if vector == PIECE or Int32(j) < left:

@@ -16,10 +16,11 @@ def choose_slices(
     stages: Int,
     stage_bytes: Int,
 ) -> Int:
-    """The number that takes least time by a model, at least one; its partial sums fit the workspace limit.
+    """Returns the number of slices that takes the least time by a model, at least one; its partial sums fit the
+    workspace limit.
 
-    Blocks run `at_once`: a last round of few takes as long as the others. A tile has `stages` stages in all. Every slice
-    writes sums that are read again, and memory moves `stage_bytes` while one stage runs.
+    Blocks run `at_once`: a last round of few takes as long as the others. A tile has `stages` stages in all. Every
+    slice writes sums that are read again, and memory moves `stage_bytes` while one stage runs.
     """
     var fit = g.workspace_limit // max(1, 4 * g.w_size())
     var best = 1

@@ -301,7 +301,7 @@ def slice_sum_kernel[
     size: Int64,
     slices: Int64,
 ):
-    """Result = the slices' partial sums; `sum_rows` threads share a result and add in a fixed order.
+    """Writes the sums of the slices' partial sums; `sum_rows` threads share a result and add in a fixed order.
     """
     var shared = stack_allocation[
         SUM_COLUMNS * sum_rows, Float32, address_space=AddressSpace.SHARED
@@ -330,7 +330,7 @@ def tiled_gather_gpu[
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The forward pass (source x, result y) or the data gradient (source dy, result dx).
+    """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
     var phases: List[Phase]
     comptime if pass_ == FPROP:
@@ -363,7 +363,8 @@ def tiled_wgrad_gpu[
     g: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """The weight gradient; its partial sums stay within the workspace limit."""
+    """Computes the weight gradient; its partial sums stay within the workspace limit.
+    """
     var size = g.w_size()
     var tiles_k = ceildiv(g.group_k(), TILE)
     var tiles_c = ceildiv(g.taps() * g.group_c(), TILE)
@@ -385,7 +386,7 @@ def tiled_wgrad_gpu[
 
 
 def wgrad_slices(g: ConvolutionProblem, blocks: Int, least: Int) -> Int:
-    """How many slices of pixels fill the GPU within the workspace limit, at least one.
+    """Returns the number of slices of pixels that fill the GPU within the workspace limit, at least one.
     """
     var wanted = min(
         ceildiv(SATURATING_BLOCKS, max(1, blocks)),

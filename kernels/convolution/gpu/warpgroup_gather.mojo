@@ -1,7 +1,7 @@
 """Forward pass and data gradient on Hopper's warpgroups: any filter, group count and rank; float32 in TF32.
 
-The product of block_gather (rows are a phase's pixels, columns the result's channels of one group, the reduction taps and
-channels flattened), multiplied by wgmma from tiles that warpgroup.mojo describes.
+The product of block_gather (rows are a phase's pixels, columns the result's channels of one group, the reduction taps
+and channels flattened), multiplied by wgmma from tiles that warpgroup.mojo describes.
 """
 
 from std.math import ceildiv
@@ -141,7 +141,7 @@ def warpgroup_gather_kernel[
 
     @always_inline
     def load() {mut a, mut b, mut a_step, mut b_step, mut k, imm}:
-        """The next stage into registers."""
+        """Loads the next stage into registers."""
         var offset = a_step.offset(phase)
         var first = offset.pixels(phase) * channels + Int(a_step.c)
         var exists = a_step.exists(phase)
@@ -178,7 +178,7 @@ def warpgroup_gather_kernel[
 
     @always_inline
     def store(slot: Int32) {imm}:
-        """The stage that the registers hold."""
+        """Stores the stage that the registers hold."""
         var tile = shared.unsafe_offset(Int(slot) * slot_elements)
         comptime for i in range(a_count):
             along.store(tile, i, a[i])

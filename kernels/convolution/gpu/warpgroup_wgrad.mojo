@@ -1,7 +1,7 @@
 """Weight gradient on Hopper's warpgroups: any filter, group count and rank; float32 in TF32.
 
-The product of block_wgrad (rows are dy's channels of one group, columns the filter's taps and channels, the reduction over
-pixels split into slices that a second kernel adds in order), multiplied by wgmma from tiles that warpgroup.mojo
+The product of block_wgrad (rows are dy's channels of one group, columns the filter's taps and channels, the reduction
+over pixels split into slices that a second kernel adds in order), multiplied by wgmma from tiles that warpgroup.mojo
 describes.
 """
 
@@ -142,7 +142,7 @@ def warpgroup_wgrad_kernel[
 
     @always_inline
     def load() {mut a, mut b, mut at, mut pixel, imm}:
-        """The next stage into registers."""
+        """Loads the next stage into registers."""
         var exists = pixel < last
         var line = Int(pixel) * g.k + Int(group * rows)
         comptime for i in range(a_count):
@@ -171,7 +171,7 @@ def warpgroup_wgrad_kernel[
 
     @always_inline
     def store(slot: Int32) {imm}:
-        """The stage that the registers hold."""
+        """Stores the stage that the registers hold."""
         var tile = shared.unsafe_offset(Int(slot) * slot_elements)
         comptime for i in range(a_count):
             across.store(tile, i, a[i])

@@ -1,9 +1,10 @@
-"""Channel counts that 16-byte rows can't hold: the operands are copied into padded or folded layouts first.
+"""Channel counts that 16-byte rows cannot hold: the operands are copied into padded or folded layouts first.
 
 Padding fills the channels up to a multiple of 8, of 4 in float32. For an image's few channels that would waste most of
 each pipeline stage, so fprop and wgrad fold one row of filter taps into the channels: with C padded to 4 or 8 and the
 width's padding written out, the S taps of a filter row are S * C contiguous elements, and the next window begins
-`stride` pixels later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
+`stride` pixels later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of
+R x 1 taps.
 """
 
 from std.math import ceildiv
@@ -141,9 +142,9 @@ struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
 
     var extents: Extents3
     var given: Extents3
-    """The user's."""
+    """Extents of the user's tensor."""
     var shift: Int
-    """Along the middle axis."""
+    """Shift of the elements along the middle axis."""
 
     def is_made(self) -> Bool:
         return self.extents.differs(self.given) or self.shift != 0
@@ -158,7 +159,7 @@ struct AlignedProblem(ImplicitlyCopyable):
 
     var problem: ConvolutionProblem
     var element: Int
-    """Bytes."""
+    """Bytes of an element."""
     var view: SourceView
     """View through which x, or its copy, is read."""
     var x: AlignedTensor
@@ -177,7 +178,7 @@ struct AlignedProblem(ImplicitlyCopyable):
             return self.w, self.x, self.y
 
     def bytes(self) -> Int:
-        """Scratch memory of the copies."""
+        """Returns the bytes of scratch memory for the copies."""
         return self.element * (
             self.x.elements() + self.w.elements() + self.y.elements()
         )
@@ -272,7 +273,7 @@ struct AlignedCopies[dtype: DType]:
         extents: Extents3,
         ctx: DeviceContext,
     ) raises -> Ptr[Self.dtype]:
-        """The user's tensor, or new memory for its copy."""
+        """Returns the user's tensor, or new memory for its copy."""
         if not copied:
             return given
         var buffer = scratch[Self.dtype](ctx, extents.size())

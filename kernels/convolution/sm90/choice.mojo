@@ -1,8 +1,9 @@
 """The choice of the compiled tile that runs a problem: predicted times, from constants measured on an H200.
 
 A product's time is the number of rounds that its tiles make over the multiprocessors, times what one tile costs (its
-pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic. `measured.mojo` has the
-constants, fitted to committed measurements of every shape on every problem of the list; microseconds everywhere.
+pipeline stages and a fixed part for filling the ring and storing), and never less than its memory traffic.
+`measured.mojo` has the constants, fitted to committed measurements of every shape on every problem of the list;
+microseconds everywhere.
 """
 
 from std.math import ceildiv, sqrt
@@ -36,17 +37,17 @@ comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
 comptime _CACHE_BYTES = 45.0e6
 """Bytes of the second-level cache that operands may take to be read again from there."""
 comptime _BYTE = 1.0 / 4.27e6
-"""Moving one byte at the measured copy bandwidth."""
+"""Time of moving one byte at the measured copy bandwidth."""
 comptime _TF32_TILE = 1.5
-"""Filling the ring and storing a tile of float32 over the same of 16 bits; estimated."""
+"""Ratio of the time of filling the ring and storing a tile in float32 to that in 16 bits; estimated."""
 comptime _SHORT_STEP = 0.6
-"""A short pipeline stage over a whole one; estimated."""
+"""Ratio of a short pipeline stage's time to a whole one's; estimated."""
 comptime _ROW = 0.00135
-"""Copying a row of a pipeline stage."""
+"""Time of copying a row of a pipeline stage."""
 comptime _UNALIGNED_ROW = 0.0029
-"""The same where rows begin at odd multiples of 16 bytes."""
+"""Time of copying a row where rows begin at odd multiples of 16 bytes."""
 comptime _LAUNCH = 2.0
-"""Beginning and ending a short kernel behind another one."""
+"""Time of beginning and ending a short kernel behind another one."""
 
 
 @fieldwise_init
@@ -66,8 +67,8 @@ def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
 
 
 def is_compiled[dtype: DType](shape: Int) -> Bool:
-    """Whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to compile, and
-    the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
+    """Whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to compile,
+    and the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
     """
     return 0 <= shape < comptime (len(TILE_SHAPES)) and (
         dtype != DType.float32 or shape in (0, 2, 3)
@@ -80,8 +81,9 @@ def takes_strides(shape: Int) -> Bool:
 
 
 def tile_cost[dtype: DType, shape: Int]() -> TileCost:
-    """A stage of float32 holds half as many elements, and a product of it half as many per cycle, so that it takes the
-    same time; the store has twice the bytes."""
+    """Returns the cost of a tile shape. A stage of float32 holds half as many elements, and a product of it half as
+    many per cycle, so that it takes the same time; the store has twice the bytes.
+    """
     comptime cost = TILE_COSTS[shape]
     comptime if dtype == DType.float32:
         return TileCost(cost.step, cost.tile * _TF32_TILE, cost.traffic)
@@ -121,7 +123,8 @@ def tile_time(
     element: Int = 2,
     sums: Bool = False,
 ) -> Float64:
-    """`element`: bytes; with `sums` over columns."""
+    """Returns the predicted time of a tile shape; `element` is the bytes of an element, `sums` whether it makes sums
+    over columns."""
     var column_tiles = ceildiv(columns, shape.columns)
     var odd = problem.c * element % 32 != 0 or problem.k * element % 32 != 0
     var phases = len(products)
@@ -165,7 +168,8 @@ def choose_tile[
     processors: Int,
     strided: Bool = False,
 ) -> Int:
-    """Index into TILE_SHAPES; `strided`: of a data gradient with strides."""
+    """Returns the index into TILE_SHAPES of the fastest shape; `strided` for a data gradient with strides.
+    """
     var best = 0
     var best_time = Float64.MAX
     comptime for i in range(len(TILE_SHAPES)):
@@ -230,7 +234,7 @@ def wgrad_tiles(
     share_rows: Int = 1,
     share_columns: Int = 1,
 ) -> Int:
-    """Tiles of the result, rounded up to whole groups of those that share copies.
+    """Returns the number of tiles of the result, rounded up to whole groups of those that share copies.
     """
     var panels = p.taps() * ceildiv(p.group_c(), PANEL)
     return (
@@ -243,8 +247,8 @@ def wgrad_tiles(
 
 
 def cluster_capacity(cluster: Int, processors: Int) -> Int:
-    """Blocks of such clusters that run at a time: the groups of multiprocessors that a cluster must fit into are not
-    multiples of it. On an H200, 120 blocks in clusters of 8 run together, and 128 do not.
+    """Returns the number of blocks in clusters of `cluster` that run at a time: the groups of multiprocessors that a
+    cluster must fit into are not multiples of it. On an H200, 120 blocks in clusters of 8 run together, and 128 do not.
     """
     var usable = processors if cluster <= 2 else processors * 10 // 11
     return max(usable // max(cluster, 1), 1) * max(cluster, 1)
@@ -257,7 +261,7 @@ def wgrad_time(
     p: ConvolutionProblem,
     processors: Int,
 ) -> Tuple[Float64, Int]:
-    """Predicted time, and the bytes of the slots; `products` is the shape's WGRAD_STEP.
+    """Returns the predicted time, and the bytes of the slots; `products` is the shape's WGRAD_STEP.
     """
     var splits = choice.splits
     var cluster = choice.cluster

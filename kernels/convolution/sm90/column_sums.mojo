@@ -1,11 +1,13 @@
-"""Two sums over the rows of each column of a result, of the values as they are stored: what batch normalization reduces.
+"""Two sums over the rows of each column of a result, of the values as they are stored: what batch normalization
+reduces.
 
-Each thread stores the same columns in all tiles of a walk, and keeps their sums in registers. When the walk ends, or where
-its next tile has other columns, the four warps' sums are put together in the order of their rows and go to a slot in
-memory (normalization/partials.mojo): every number has one writer and one place in the sum.
+Each thread stores the same columns in all tiles of a walk, and keeps their sums in registers. When the walk ends, or
+where its next tile has other columns, the four warps' sums are put together in the order of their rows and go to a slot
+in memory (normalization/partials.mojo): every number has one writer and one place in the sum.
 
 Moments are the sums of d = y - pivot and d * d, where the pivot is the first value that the thread sees of a column: no
-cancellation, however far the mean lies from zero. Products are the sums of y and y * f with a factor f for each element.
+cancellation, however far the mean lies from zero. Products are the sums of y and y * f with a factor f for each
+element.
 """
 
 from std.memory import Pointer
@@ -28,7 +30,7 @@ comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4
 """Warps of a consumer."""
 comptime _FIRST_BARRIER = 3
-"""Named barriers of the two consumers; the kernel has those before."""
+"""Number of the first named barrier of the two consumers; the kernel has those before."""
 
 
 @always_inline
@@ -50,8 +52,8 @@ def _from_lane(value: _Vector, distance: UInt32) -> _Vector:
 
 
 struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
-    """A thread's sums. Of moments, each of the four threads that store the same columns of every fourth row has all eight
-    columns of each panel; of products it has two of them, for all four.
+    """A thread's sums. Of moments, each of the four threads that store the same columns of every fourth row has all
+    eight columns of each panel; of products it has two of them, for all four.
     """
 
     comptime panels = Self.columns // PANEL_COLUMNS
@@ -62,7 +64,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     var pivot: StaticTuple[SIMD[Self.dtype, 8], Self.panels]
     """Values that deviations are taken from; of moments alone."""
     var count: Int32
-    """Rows; of moments alone."""
+    """Rows that have been added; of moments alone."""
 
     @always_inline
     def __init__(out self):
@@ -188,8 +190,8 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
     ):
         """Puts the sums of a consumer's four warps into a slot, and begins anew.
 
-        `width` columns belong to the tile. `staging` is the consumer's shared memory, `warp_bytes` for each warp, which then is free again; `thread` is one of
-        the consumer's 128.
+        `width` columns belong to the tile. `staging` is the consumer's shared memory, `warp_bytes` for each warp, which
+        then is free again; `thread` is one of the consumer's 128.
         """
         # All lanes have read what the warp has staged.
         syncwarp()
@@ -245,7 +247,7 @@ def _exchanged[
 ](value: SIMD[DType.float32, 2 * half], distance: UInt32, lane: UInt32) -> SIMD[
     DType.float32, half
 ]:
-    """Half of the sum with the lane `distance` away, which gets the other half.
+    """Returns half of the sum with the lane `distance` away, which gets the other half.
     """
     var upper = lane & distance != 0
     var low = value.slice[half, offset=0]()

@@ -6,9 +6,9 @@ struct TileCost(ImplicitlyCopyable, TrivialRegisterPassable):
     """Costs of one tile shape of fprop and dgrad; microseconds."""
 
     var step: Float64
-    """One pipeline stage."""
+    """Time of one pipeline stage."""
     var tile: Float64
-    """Filling the ring and storing one tile."""
+    """Time of filling the ring and storing one tile."""
     var traffic: Float64
     """Measured memory time over the ideal one."""
 
@@ -23,21 +23,22 @@ struct WgradCosts(ImplicitlyCopyable, TrivialRegisterPassable):
     var traffic: Float64
     """Measured memory time over the ideal one."""
     var unaligned: Float64
-    """Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level cache."""
+    """Share of the loads that reach memory when blocks walk unrelated pixels and the tensors exceed the second-level
+    cache."""
     var load_byte: Float64
-    """A block's loads from the second-level cache, all multiprocessors loading."""
+    """Time of a block's loads from the second-level cache, all multiprocessors loading."""
     var share: Float64
-    """A cluster's start and end, where blocks share copies."""
+    """Time of a cluster's start and end, where blocks share copies."""
     var join: Float64
-    """A cluster's barriers."""
+    """Time of a cluster's barriers."""
     var join_byte: Float64
-    """Laying a block's sums into shared memory, and reading them from there."""
+    """Time of writing a block's sums to shared memory, and reading them from there."""
     var swap: Float64
-    """The same of two blocks, which send each other half."""
+    """Time of the barriers of two blocks that send each other half."""
     var swap_byte: Float64
     var combine: Float64
-    """The second stage's launch."""
+    """Time of the second stage's launch."""
     var combine_byte: Float64
-    """Writing or reading the slots."""
+    """Time of writing or reading the slots."""
     var combine_slot: Float64
-    """Adding one more slot to a tile: the loads of one thread follow each other."""
+    """Time of adding one more slot to a tile: the loads of one thread follow each other."""

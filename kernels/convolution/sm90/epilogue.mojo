@@ -37,7 +37,7 @@ def apply_epilogue[
     channels: Int,
     ctx: DeviceContext,
 ) raises:
-    """Makes of every element of `source` [pixels, channels] what the epilogue makes of it.
+    """Writes the epilogue's result for every element of `source` [pixels, channels].
     """
     var size = pixels * channels
     if size == 0:

@@ -20,7 +20,7 @@ comptime _LINES = 8
 def _filter_order_kernel[
     dtype: DType
 ](target: Ptr[dtype], source: Ptr[dtype], k: Int32, taps: Int32, c: Int32):
-    """Target [C, taps, K] of source [K, taps, C]; one square of one tap for each block.
+    """Writes target [C, taps, K] of source [K, taps, C]; one square of one tap for each block.
     """
     # One more column, so that neither way meets a bank twice.
     var square = stack_allocation[

@@ -1,4 +1,4 @@
-"""Hopper's implicit matrix products: what they take, and the launch with the chosen tile."""
+"""Hopper's implicit matrix products: the problems that they take, and the launch with the chosen tile."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -44,7 +44,7 @@ from .tile import TileShape
 from .wgrad_plan import WgradChoice
 
 comptime _MAX_TRAVERSAL_STRIDE = 8
-"""Pixels that the copy engine steps over along an axis."""
+"""Most pixels that the copy engine steps over along an axis."""
 comptime MAX_PHASES = 16
 """Most phases of a data gradient."""
 comptime FEW_PHASES = 8
@@ -52,9 +52,8 @@ comptime FEW_PHASES = 8
 
 
 def compiles_for[dtype: DType, pass_: Int]() -> Bool:
-    """Whether the kernels exist at all for this accelerator, element type and pass: both operands of a weight gradient lie
-    across its reduction, which wgmma reads of elements of 16 bits alone.
-    """
+    """Whether the kernels exist at all for this accelerator, element type and pass: both operands of a weight gradient
+    lie across its reduction, which wgmma reads of elements of 16 bits alone."""
     return compiling_for_hopper() and (
         dtype == DType.bfloat16
         or dtype == DType.float16
@@ -106,7 +105,7 @@ def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
 def gemm_refusal[
     dtype: DType, pass_: Int
 ](problem: ConvolutionProblem) -> Optional[String]:
-    """None, or the reason why these kernels don't take a problem whose tensors are aligned.
+    """Returns None, or the reason why these kernels do not take a problem whose tensors are aligned.
     """
     var p = problem
     comptime if dtype == DType.float32:
@@ -361,8 +360,8 @@ def run_fused[
 def sums_are_worth_it[
     pass_: Int, narrow: Int
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
-    """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be faster
-    than the convolution in its best shape and a pass over its result."""
+    """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be
+    faster than the convolution in its best shape and a pass over its result."""
     comptime if narrow > 0:
         return True
     else:

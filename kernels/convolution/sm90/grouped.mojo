@@ -1,7 +1,8 @@
-"""Groups of many channels. In the forward pass and the data gradient each group is a phase of one implicit matrix product;
-in the weight gradient a tile belongs to one group (`WgradPlan.filters`).
+"""Groups of many channels. In the forward pass and the data gradient each group is a phase of one implicit matrix
+product; in the weight gradient a tile belongs to one group (`WgradPlan.filters`).
 
-The kernel knows phases: products with a tensor map, a first tap and places in the result of their own. For a group these are
+The kernel knows phases: products with a tensor map, a first tap and places in the result of their own. For a group
+these are
 
     source   its channels of every pixel. What lies past them is zeros, as past any tensor's last channel, and never channels of
              another group: zeros of the filter times infinity would be NaN

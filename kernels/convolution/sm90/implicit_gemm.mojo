@@ -1,8 +1,9 @@
 """The fprop and dgrad kernel: an implicit matrix product on Hopper's tensor cores.
 
-One warpgroup copies (a single thread of it drives the copy engine: producer.mojo), two multiply and store (store.mojo). The
-copied tiles go round a ring of `stages` slots in shared memory, each slot with a barrier that says "full" and one that says
-"empty". Blocks are persistent and walk the tiles with a fixed step. See docs/internals/hopper.md for the drawing.
+One warpgroup copies (a single thread of it drives the copy engine: producer.mojo), two multiply and store (store.mojo).
+The copied tiles go round a ring of `stages` slots in shared memory, each slot with a barrier that says "full" and one
+that says "empty". Blocks are persistent and walk the tiles with a fixed step. See docs/internals/hopper.md for the
+drawing.
 """
 
 from std.sys import size_of
@@ -72,7 +73,7 @@ comptime _STEP_BYTES = 32
 
 @fieldwise_init
 struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Shared memory: the slots, what consumers stage, and a barrier of each kind for each slot.
+    """Layout of shared memory: the slots, the panels that consumers stage, and a barrier of each kind for each slot.
     """
 
     var slots: UInt32
@@ -116,7 +117,7 @@ struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 def _multiply_stage[
     dtype: DType, shape: TileShape, filter_k_major: Bool, count: Int
 ](source_tile: UInt32, filter_tile: UInt32, mut sums: Sums[shape]):
-    """The products of a slot with rows of `count` times _STEP_BYTES, as a group.
+    """Begins the products of a slot with rows of `count` times _STEP_BYTES, as a group.
     """
     comptime fragment = shape.columns // 2
     comptime row_bytes = count * _STEP_BYTES
@@ -232,7 +233,7 @@ def _consume[
     rank: Int32,
     by: Consumer[shape],
 ):
-    """The walk of a warpgroup that multiplies and stores."""
+    """Runs the walk of a warpgroup that multiplies and stores."""
     var place = PipelineState[shape.stages](0, 0)
     comptime with_sums = kind != NO_SUMS
     comptime splits = shape.may_split(phases, with_sums)
@@ -359,8 +360,8 @@ def implicit_gemm_kernel[
     result: Ptr[dtype],
     partials: Ptr[DType.float32],
 ):
-    """With sums of a `kind` over columns (column_sums.mojo), they go to `partials`: to a slot for each of the consumers'
-    walks where all tiles of a walk have the same columns, else to one for each tile.
+    """Computes fprop or dgrad. Sums of a `kind` over columns (column_sums.mojo) go to `partials`: to a slot for each of
+    the consumers' walks where all tiles of a walk have the same columns, else to one for each tile.
     """
     comptime with_sums = kind != NO_SUMS
     comptime splits = shape.may_split(phases, with_sums)

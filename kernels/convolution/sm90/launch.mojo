@@ -48,7 +48,7 @@ def _processors(ctx: DeviceContext) raises -> Int:
 
 
 def blocks_of(ctx: DeviceContext, cluster: Int, tiles: Int) raises -> Int:
-    """Blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
+    """Returns the number of blocks of a persistent grid: one for each multiprocessor, fewer when there are fewer tiles.
     """
     return min(_processors(ctx) // cluster, tiles) * cluster
 
@@ -64,9 +64,8 @@ def _encode_filter[
     columns: Int,
     depth: Int,
 ) raises:
-    """Boxes of the filter for one stage: `depth` elements of the reduction for `columns` columns of the result, or, where
-    they lie across the reduction, for one panel of them.
-    """
+    """Encodes boxes of the filter for one stage: `depth` elements of the reduction for `columns` columns of the result,
+    or, where they lie across the reduction, for one panel of them."""
     var box = IndexList[3](depth, 1, columns) if filter_k_major else IndexList[
         3
     ](PANEL_COLUMNS, 1, depth)
@@ -109,7 +108,7 @@ def launch_fprop[
     ctx: DeviceContext,
     partials: Ptr[DType.float32] = NOWHERE,
 ) raises:
-    """With sums of a `kind` over columns they go to `partials`, which has room for all of `slots_of`.
+    """Launches fprop. Sums of a `kind` over columns go to `partials`, which has room for all of `slots_of`.
     """
     var p = problem
     var phase = fprop_phase(p)
@@ -208,7 +207,7 @@ def launch_dgrad[
     ctx: DeviceContext,
     partials: Ptr[DType.float32] = NOWHERE,
 ) raises:
-    """Needs a product of strides of `phases` at most. Sums as `launch_fprop`.
+    """Launches dgrad, whose product of strides must be `phases` at most. Sums are as in `launch_fprop`.
 
     float32 takes the filter as `reads_filter_along_k` says, [C, T, R, S, K].
     """
@@ -416,7 +415,7 @@ def launch_wgrad[
     choice: WgradChoice,
     ctx: DeviceContext,
 ) raises:
-    """The choice's shape is not looked at."""
+    """Launches wgrad. The choice's shape is not looked at."""
     var p = problem
     var phase = fprop_phase(p)
     var plan = _plan_wgrad[shape](p, choice, phase, ctx)

@@ -44,7 +44,7 @@ def ends_short(channels: Int, stage_length: Int) -> Bool:
 
 @fieldwise_init
 struct Im2colAxis(ImplicitlyCopyable):
-    """One axis of an `Im2colPhase`: which result pixels, which taps, which source pixels.
+    """One axis of an `Im2colPhase`: its result pixels, taps and source pixels.
     """
 
     var extent: Int
@@ -60,7 +60,7 @@ struct Im2colAxis(ImplicitlyCopyable):
     var offset: Int
     """Source offset of the first tap, never negative."""
     var offset_step: Int
-    """Added for each further tap; may be negative."""
+    """Step of the source offset for each further tap; may be negative."""
     var upper: Int
     """Upper corner of the box of base pixels, relative to the last source pixel."""
 
@@ -101,7 +101,8 @@ def dgrad_axis(
     pad: Int,
     phase: Int,
 ) -> Im2colAxis:
-    """Input pixels `phase`, `phase + stride`, ...: pixel i of them reads output pixel i + shift(tap).
+    """Returns the axis of input pixels `phase`, `phase + stride`, ...: pixel i of them reads output pixel i +
+    shift(tap).
 
     shift(tap) = (phase + pad - tap * dilation) / stride, for the taps where that is whole; those taps are an
     arithmetic progression and their shifts descend.
@@ -139,7 +140,8 @@ def dgrad_axis(
 
 @fieldwise_init
 struct Im2colPhase(ImplicitlyCopyable):
-    """A phase's spatial axes as im2col copies have them: corners of a box of base pixels, and a tap's offsets from there.
+    """A phase's spatial axes as im2col copies have them: corners of a box of base pixels, and a tap's offsets from
+    there.
 
     gather.mojo's `Phase` has the same products for kernels that compute addresses themselves.
     """
@@ -168,8 +170,8 @@ struct Im2colPhase(ImplicitlyCopyable):
 
 
 def packed_offsets(deep: Bool, d: Int, h: Int, w: Int) -> Int:
-    """A tap's offsets along the axes as one number, as `load_im2col` takes them; steps from tap to tap add up alike.
-    """
+    """Returns a tap's offsets along the axes as one number, as `load_im2col` takes them; steps from tap to tap add up
+    alike."""
     return (d << 10) + (h << 5) + w if deep else (h << 8) + w
 
 
@@ -238,7 +240,7 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def channel_blocks(self) -> Int32:
-        """Pipeline stages for each tap."""
+        """Returns the number of pipeline stages for each tap."""
         return self._at(1)
 
     @always_inline
@@ -247,12 +249,12 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def column_step(self) -> Int32:
-        """Columns from a tile to the next one."""
+        """Returns the number of columns from a tile to the next one."""
         return self._at(_COLUMN_STEP)
 
     @always_inline
     def split_bits(self) -> Int32:
-        """How often the reduction of each tile is halved for the blocks of a cluster.
+        """Returns how often the reduction of each tile is halved for the blocks of a cluster.
         """
         return self._at(_SPLIT_BITS)
 
@@ -281,18 +283,20 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def tap_step(self, axis: Int) -> Int32:
-        """Distance from a tap of a phase to the next one along an axis, counted in the filter's taps; the same in all
-        phases."""
+        """Returns the distance from a tap of a phase to the next one along an axis, counted in the filter's taps; the
+        same in all phases."""
         return self._at(_TAP_STEP + axis)
 
     @always_inline
     def offset_step(self, axis: Int) -> Int32:
-        """The same of the packed offsets."""
+        """Returns the distance from a tap of a phase to the next one along an axis, in packed offsets; the same in all
+        phases."""
         return self._at(_OFFSET_STEP + axis)
 
     @always_inline
     def tile_place(self, tile: Int32) -> Tuple[Int32, Int32]:
-        """Row and column of a phase's tile, counted in tiles."""
+        """Returns the row and the column of a phase's tile, counted in tiles.
+        """
         return self._divisor(_COLUMN_DIVISOR).divide(tile)
 
     @always_inline
@@ -309,7 +313,7 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
     def pixel(
         self, index: Int, row: Int32
     ) -> Tuple[Int32, Int32, Int32, Int32]:
-        """Batch, depth, height and width of a phase's row, counted in the phase's pixels.
+        """Returns batch, depth, height and width of a phase's row, counted in the phase's pixels.
         """
         comptime at = _HEADER + _DIVISORS
         var line, i = self._divisor(at + 6 + _PHASE * index).divide(row)
@@ -344,8 +348,8 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         column_step: Int = 0,
         short_stages: Bool = False,
     ):
-        """`stage_length` elements of the reduction are one pipeline stage; `short_stages`: the kernel has those.
-        """
+        """Sets the numbers of the whole launch. `stage_length` elements of the reduction are one pipeline stage;
+        `short_stages` says that the kernel has short ones."""
         var p = problem
         var depth = p.k if dgrad else p.c
         var columns = p.c if dgrad else p.k
@@ -402,7 +406,8 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         self.data[tap + _PHASE * index] += Int32(group * filter_rows)
 
     def set_first_tile(mut self, index: Int, tile: Int):
-        """A phase that begins past the last tile is never reached."""
+        """Sets a phase's first tile. A phase that begins past the last tile is never reached.
+        """
         self.data[_HEADER + _PHASE * index + FIRST_TILE] = Int32(tile)
 
     def set_phase(
@@ -451,11 +456,11 @@ comptime AXIS_W = 2
 comptime ROWS = 0
 comptime FIRST_TILE = 1
 comptime _DIVISORS = 2
-"""Three integers for each axis: its extent as a divisor."""
+"""Index of three integers for each axis: its extent as a divisor."""
 comptime LOWER = 11
 comptime TAPS = 14
 comptime FIRST = 17
 comptime TAP = 20
-"""The first one, counted in the filter's taps."""
+"""Index of the first tap, counted in the filter's taps."""
 comptime OFFSETS = 21
-"""Packed, of the first tap."""
+"""Index of the packed offsets of the first tap."""

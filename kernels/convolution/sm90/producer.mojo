@@ -1,5 +1,5 @@
-"""The warpgroup of an implicit matrix product that copies: which tiles a block walks, and what of x, dy and w each one needs.
-"""
+"""The warpgroup of an implicit matrix product that copies: the tiles that a block walks, and the parts of x, dy and w
+that each one needs."""
 
 from max.gpu import block_idx, grid_dim
 
@@ -26,7 +26,7 @@ struct TileOrigin(ImplicitlyCopyable, TrivialRegisterPassable):
     var row: Int32
     var column: Int32
     var first: Int32
-    """Pipeline stage of its reduction that the block begins with."""
+    """Pipeline stage of the tile's reduction that the block begins with."""
     var steps: Int32
     """Pipeline stages that the block takes."""
 
@@ -35,7 +35,7 @@ struct TileOrigin(ImplicitlyCopyable, TrivialRegisterPassable):
 def tile_of_block[
     phases: Int, shape: TileShape, sums: Bool
 ](plan: Im2colPlan[phases], block: Int32) -> Int32:
-    """The first tile of a block of the grid; of as many blocks as there are, the step from a tile to the next one.
+    """Returns the first tile of a block of the grid; given the number of blocks, the step from a tile to the next one.
     """
     comptime if shape.may_split(phases, sums):
         return block >> plan.split_bits()
@@ -103,7 +103,7 @@ def copies_of[
 def source_of[
     axis: Int, phases: Int
 ](plan: Im2colPlan[phases], phase: Int, at: Int32) -> Int32:
-    """Source pixel that a phase's pixel reads at tap offset 0, along an axis.
+    """Returns the source pixel that a phase's pixel reads at tap offset 0, along an axis.
     """
     return at * plan.source_step(axis) + plan.phase(phase, fields.LOWER + axis)
 
@@ -114,9 +114,9 @@ struct TapWalk(ImplicitlyCopyable, TrivialRegisterPassable):
     """
 
     var tap: Int32
-    """Counted in the filter's taps."""
+    """Index of the tap in the filter's taps."""
     var offsets: Int32
-    """Packed, of the source's pixels."""
+    """Packed offsets of the tap, in source pixels."""
     var left_w: Int32
     var left_h: Int32
 

@@ -1,8 +1,8 @@
 """The reduction of one tile, cut over the blocks of a cluster: for problems with few tiles.
 
 Every block sums some of the tile's stages and lays its sums where its ring was. Then each takes a share of the tile's
-rows, adds what all blocks have of them in the order of their ranks, and stores it behind the epilogue: equal input gives
-equal bits. One consumer of each block multiplies, both store.
+rows, adds what all blocks have of them in the order of their ranks, and stores it behind the epilogue: equal input
+gives equal bits. One consumer of each block multiplies, both store.
 """
 
 from std.memory import Pointer
@@ -19,7 +19,7 @@ from .tile import CONSUMERS, TileShape
 comptime MULTIPLIED = 3
 """The named barrier of a consumer's threads, all of which have read the ring."""
 comptime _PAD = 8
-"""Floats behind each row: eight rows that are written together lie in different banks."""
+"""Floats of padding behind each row: eight rows that are written together lie in different banks."""
 
 
 @always_inline

@@ -17,8 +17,8 @@ from .tile import TileShape, pack_pair
 comptime Epilogue[dtype: DType] = def[width: Int, parts: Int](
     StaticTuple[Int, parts], Int, SIMD[dtype, width]
 ) capturing -> SIMD[dtype, width]
-"""The elementwise ops that follow, applied to vectors of the result before they are stored: of some pixels, counted through
-all of them, the same channels from one on."""
+"""The elementwise ops that follow, applied to vectors of the result before they are stored: of some pixels, counted
+through all of them, the same channels from one on."""
 
 comptime Sums[shape: TileShape] = StaticTuple[
     StaticTuple[Float32, shape.columns // 2], shape.row_blocks
@@ -34,12 +34,12 @@ comptime _HEAVY_ROWS = 2
 
 
 def vector_of[dtype: DType]() -> Int:
-    """Elements of the 16 bytes that a lane stores."""
+    """Returns the number of elements in the 16 bytes that a lane stores."""
     return 16 // size_of[dtype]()
 
 
 def _panel_columns[dtype: DType]() -> Int:
-    """Columns of one staged panel: one swizzled row."""
+    """Returns the columns of one staged panel: one swizzled row."""
     return ROW_BYTES // size_of[dtype]()
 
 
@@ -49,14 +49,14 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
     """
 
     comptime warp_bytes = Self.shape.panels_staged() * _WARP_PANEL
-    """Each warp stages its own 16 rows, so that only the warp has to agree."""
+    """Bytes that each warp stages, its own 16 rows, so that only the warp has to agree."""
 
     var index: Int32
     """Index of the warpgroup."""
     var thread: UInt32
     """Index of the thread in the warpgroup."""
     var staging: UInt32
-    """The warpgroup's."""
+    """Address of the warpgroup's shared memory."""
 
     @always_inline
     def warp(self) -> UInt32:
@@ -72,7 +72,7 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def first_block(self) -> UInt32:
-        """The first of its 64-row blocks of a tile."""
+        """Returns the first of the consumer's 64-row blocks of a tile."""
         comptime if Self.shape.alternate:
             return 0
         return UInt32(self.index) * UInt32(Self.shape.row_blocks)
@@ -82,7 +82,7 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 def result_row[
     phases: Int
 ](plan: Im2colPlan[phases], phase: Int, row: Int32) -> Int32:
-    """The result's pixel, counted through all of them, that a phase's row is.
+    """Returns the result's pixel, counted through all of them, of a phase's row.
     """
     comptime if phases == 1:
         return row
@@ -106,7 +106,7 @@ def result_row[
 def _column[
     dtype: DType, staged: Int
 ](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
-    """First channel of a lane's vector in a staged panel."""
+    """Returns the first channel of a lane's vector in a staged panel."""
     return (
         first
         + Int32((pair * staged + panel) * _panel_columns[dtype]())
@@ -120,8 +120,8 @@ def _staged_at[
 ](by: Consumer[shape], panel: Int, row: UInt32, chunk: UInt32) -> Pointer[
     Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
 ]:
-    """16 bytes of a row of the warp's. The rows that are written at a time have them in different banks.
-    """
+    """Returns the address of 16 bytes of a row that the warp stages. The rows that are written at a time have them in
+    different banks."""
     var key = row % 8
     comptime if dtype == DType.float32:
         # Half a warp writes two chunks of four rows.
@@ -140,7 +140,8 @@ def _staged_at[
 def _stage[
     dtype: DType, shape: TileShape, pair: Int
 ](sums: StaticTuple[Float32, shape.columns // 2], by: Consumer[shape]):
-    """A warp's 16 rows of the panels that are staged together, as `dtype`."""
+    """Stages a warp's 16 rows of the panels that are staged together, as `dtype`.
+    """
     comptime staged = shape.panels_staged()
     var lane = by.lane()
     comptime if dtype == DType.float32:
@@ -184,7 +185,7 @@ def _staged[
 ](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[
     dtype, vector_of[dtype]()
 ]:
-    """The lane's vector of a row of the warp's."""
+    """Loads the lane's vector of a row that the warp has staged."""
     return _staged_at[dtype, shape](by, panel, row, by.lane() % 8).unsafe_load[
         width=vector_of[dtype](), alignment=16
     ]()

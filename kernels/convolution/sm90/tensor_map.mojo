@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine knows about a tensor, encoded on the host and passed to a kernel by value."""
+"""Tensor maps: the copy engine's descriptions of tensors, encoded on the host and passed to a kernel by value."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.memory import Pointer
@@ -20,7 +20,7 @@ comptime _PROMOTE_L2_256B: Int32 = 3
 
 
 def _map_type[dtype: DType]() -> Int32:
-    """The copy engine's number for an element type."""
+    """Returns the copy engine's number for an element type."""
     comptime assert dtype in (DType.bfloat16, DType.float16, DType.float32)
     comptime if dtype == DType.float32:
         # TF32: the copy engine rounds what it copies.
@@ -98,11 +98,11 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         pixels: Int,
         channels: Int,
     ) raises:
-        """A tensor of (N, D, H, W) pixels read as columns: a copy walks `pixels` base pixels of the box and reads `channels`
-        each. Without `deep` there is no D.
+        """Encodes a tensor of (N, D, H, W) pixels that is read as columns: a copy walks `pixels` base pixels of the box
+        and reads `channels` each. Without `deep` there is no D.
 
-        The box of base pixels runs from the phase's lower corner to its upper one, relative to the last pixel, in `steps`;
-        pixels that fall outside the tensor, after the copy's own tap offset, arrive as zeros.
+        The box of base pixels runs from the phase's lower corner to its upper one, relative to the last pixel, in
+        `steps`; pixels that fall outside the tensor, after the copy's own tap offset, arrive as zeros.
         """
         var e = extents
         var strides: Array[Int, 4] = [
@@ -173,8 +173,8 @@ struct TensorMaps[count: Int](DevicePassable, ImplicitlyCopyable):
         box: IndexList[rank],
         second: Int = 0,
     ) raises:
-        """A dense tensor copied in boxes; both lists begin with the contiguous dimension. With `second` the second dimension
-        goes on for so long, past the beginning of the third one's next element.
+        """Encodes a dense tensor that is copied in boxes; both lists begin with the contiguous dimension. With `second`
+        the second dimension goes on for so long, past the beginning of the third one's next element.
         """
         var dims = Array[Int64, rank](fill=0)
         var strides = Array[Int64, rank](fill=0)

@@ -18,7 +18,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     """The amount of work that one compiled kernel computes at a time."""
 
     var row_blocks: Int
-    """64-row blocks of each consumer warpgroup."""
+    """Number of 64-row blocks of each consumer warpgroup."""
     var columns: Int
     var stages: Int
     var cluster: Int
@@ -52,9 +52,9 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     def column_step(self, columns: Int, filter_k_major: Bool) -> Int:
         """Returns how many columns each tile computes of a result with `columns` columns.
 
-        To fill what lies outside of a tensor takes the copy engine several times as long as to copy it, so rows of a filter tile
-        past the last column are not asked for: tiles are equally wide. A filter that lies across the reduction comes in whole
-        panels, of which the last ones are left out.
+        To fill what lies outside of a tensor takes the copy engine several times as long as to copy it, so rows of a
+        filter tile past the last column are not asked for: tiles are equally wide. A filter that lies across the
+        reduction comes in whole panels, of which the last ones are left out.
         """
         if not filter_k_major:
             return self.columns
@@ -72,8 +72,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.alternate and phases == 1 and self.cluster == 1 and not sums
 
     def keeps_filter(self, steps: Int, stride: Int, column_tiles: Int) -> Bool:
-        """Whether a slot of the ring gets the same stage of the filter in every round, so that it is copied once: all tiles of a
-        walk have the same columns, and the `steps` of a tile's reduction divide the ring.
+        """Whether a slot of the ring gets the same stage of the filter in every round, so that it is copied once: all
+        tiles of a walk have the same columns, and the `steps` of a tile's reduction divide the ring.
         """
         return (
             steps > 0
@@ -91,11 +91,11 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.source_bytes() + self.filter_bytes()
 
     def accumulators(self) -> Int:
-        """Registers that each consumer thread sums in."""
+        """Returns the number of registers that each consumer thread sums in."""
         return self.row_blocks * self.columns // 2
 
     def panels_staged(self) -> Int:
-        """Rows of ROW_BYTES that are staged at a time of each row of the tile.
+        """Returns the number of rows of ROW_BYTES that are staged at a time of each row of the tile.
         """
         return 2 if self.columns // PANEL_COLUMNS % 2 == 0 else 1
 
@@ -133,8 +133,8 @@ struct PipelineState[stages: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def k_major_descriptor[row_bytes: Int = ROW_BYTES](address: UInt32) -> Int64:
-    """Rows of swizzled bytes along the reduction, 128 or 64 each; groups of 8 rows follow each other.
-    """
+    """Returns the descriptor of rows of swizzled bytes along the reduction, 128 or 64 each; groups of 8 rows follow
+    each other."""
     comptime swizzle = Int64(1 << 62) if row_bytes == 128 else Int64.MIN
     return (
         Int64((address & 0x3FFFF) >> 4)
@@ -146,7 +146,8 @@ def k_major_descriptor[row_bytes: Int = ROW_BYTES](address: UInt32) -> Int64:
 
 @always_inline
 def mn_major_descriptor(address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes across the reduction: 64 columns for each of STAGE_LENGTH reduction elements.
+    """Returns the descriptor of rows of 128 swizzled bytes across the reduction: 64 columns for each of STAGE_LENGTH
+    reduction elements.
 
     Groups of 8 reduction elements are 1024 bytes apart, blocks of 64 columns STAGE_LENGTH rows apart.
     """

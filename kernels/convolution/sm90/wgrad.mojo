@@ -1,11 +1,11 @@
 """The wgrad kernel: dw[k, (tap, c)] = sum over output pixels of dy[pixel, k] * x[pixel shifted by tap, c].
 
 The reduction runs over N*P*Q, far longer than the result is large, so it is split: every block sums its own range of
-pixels for one tile of dw at a time. What becomes of the sums is in `wgrad_sum.mojo`: the blocks of a cluster join theirs through
-each other's shared memory; what more than one cluster, or a block by itself, has of a tile goes to memory, in float32 and
-in register order, and `combine_kernel` adds it up. Every addition has a fixed place, so the same input gives the same bits.
-A tile that one block summed alone is written to dw directly. Without joining, the blocks of a cluster may take neighbouring
-tiles of the same pixels instead, and share the copies.
+pixels for one tile of dw at a time. What becomes of the sums is in `wgrad_sum.mojo`: the blocks of a cluster join
+theirs through each other's shared memory; what more than one cluster, or a block by itself, has of a tile goes to
+memory, in float32 and in register order, and `combine_kernel` adds it up. Every addition has a fixed place, so the same
+input gives the same bits. A tile that one block summed alone is written to dw directly. Without joining, the blocks of
+a cluster may take neighbouring tiles of the same pixels instead, and share the copies.
 
 Both operands arrive with the reduction (pixels) along rows and channels along the 128-byte swizzled columns, which
 wgmma reads as transposed matrices.
@@ -70,7 +70,7 @@ from .wgrad_sum import join, store_sums, swap_halves
 def _receivers(
     plan: WgradPlan, rank_row: Int32, rank_column: Int32
 ) -> Tuple[UInt16, UInt16]:
-    """The blocks, as masks, that a block's share of dy and its share of x go to.
+    """Returns the blocks, as masks, to which a block's share of dy and its share of x go.
     """
     var row = UInt32((Int32(1) << plan.share_columns.value) - 1) << UInt32(
         rank_row * plan.share_columns.value
@@ -92,13 +92,13 @@ struct _WorkUnitSource[panels: Int](
 
     var steps: Int32
     var row: Int32
-    """First filter."""
+    """First filter of the piece's rows."""
     var channel: Int32
-    """First one of the filters' group."""
+    """First channel of the filters' group."""
     var pixel: Int32
     """Pixel of dy."""
     var n: Int32
-    """Image, and place in the result, of x's pixel: with shared copies not the same one."""
+    """Image and, in o, p and q, place in the result of x's pixel: with shared copies it differs from dy's."""
     var o: Int32
     var p: Int32
     var q: Int32
@@ -385,7 +385,7 @@ def _produce_shared[
     full: UInt32,
     empty: UInt32,
 ):
-    """`_produce` as the plan shares copies."""
+    """Runs `_produce` with copies shared as the plan says."""
     comptime if shape.split_steps:
         _produce[shape, False, False](
             dy_map, x_map, plan, first, ring, full, empty

@@ -18,14 +18,14 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
     """The amount of work that one compiled kernel computes at a time."""
 
     var row_blocks: Int
-    """64-row blocks (filters) of each consumer warpgroup."""
+    """Number of 64-row blocks (filters) of each consumer warpgroup."""
     var columns: Int
     """Columns of the tile: 64-channel panels of one or several taps."""
     var stages: Int
     var split_steps: Bool
     """Both consumers sum the same tile, each from every other step, and their sums meet in shared memory; else they
-    share the tile's rows. For results with few filters. `stages` is even then: a slot of the ring belongs to one consumer,
-    which waits for every round of it in turn."""
+    share the tile's rows. For results with few filters. `stages` is even then: a slot of the ring belongs to one
+    consumer, which waits for every round of it in turn."""
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.split_steps else CONSUMERS)
@@ -46,7 +46,7 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return 1024 + self.stages * self.stage_bytes() + 256
 
     def slot_elements(self) -> Int:
-        """Floats of one tile's sums."""
+        """Returns the number of floats of one tile's sums."""
         return self.rows() * self.columns
 
     def swap_bytes(self) -> Int:
@@ -55,7 +55,7 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return self.slot_elements() * 4 // 2
 
     def copies(self) -> Int:
-        """Sums of the tile that one block holds."""
+        """Returns the number of sums of the tile that one block holds."""
         return CONSUMERS if self.split_steps else 1
 
 
@@ -68,8 +68,8 @@ struct WgradChoice(ImplicitlyCopyable):
     var splits: Int
     """Equal parts of each tile's reduction, or 0: all steps spread evenly over the blocks."""
     var cluster: Int
-    """1, 2, 4 or 8 blocks that each sum one part of one tile and join their sums in shared memory, or 0: a block takes any
-    number of parts and joins nothing."""
+    """1, 2, 4 or 8 blocks that each sum one part of one tile and join their sums in shared memory, or 0: a block takes
+    any number of parts and joins nothing."""
     var share_rows: Int
     """Number of rows of neighbouring tiles, and below of columns, 1, 2 or 4 each, whose blocks share their copies;
     without joining."""
@@ -107,8 +107,8 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var lower_h: Int32
     var lower_w: Int32
     var column_tiles: Divisor
-    """A multiple of `share_columns`, and the rows of tiles one of `share_rows`: tiles past the last one compute zeros and store
-    nothing."""
+    """A multiple of `share_columns`, and the rows of tiles one of `share_rows`: tiles past the last one compute zeros
+    and store nothing."""
     var tiles: Divisor
     var steps: Divisor
     """Pipeline stages of the whole reduction."""
@@ -121,7 +121,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """Blocks that sum neighbouring parts of one tile and join their sums in shared memory, each block having one part
     of one tile; with 0 every block takes any number of parts and gives each a slot."""
     var joined: Divisor
-    """`cluster`, or 1."""
+    """Number of blocks that join their sums: `cluster`, or 1."""
     var share_rows: Divisor
     """Rows of tiles that share copies, without joining: a cluster of share_rows x share_columns blocks takes that many
     neighbouring tiles, of the same pixels. The blocks of a row of tiles bring its dy together, those of a column its x,
@@ -130,12 +130,12 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     var shared: Divisor
     """Blocks that walk together: share_rows * share_columns."""
     var column_groups: Divisor
-    """column_tiles / share_columns."""
+    """Groups of columns that share copies: column_tiles / share_columns."""
     var groups: Int32
-    """tiles / shared."""
+    """Groups of tiles that share copies: tiles / shared."""
     var blocks: Int32
     var walkers: Divisor
-    """blocks / shared: of the even spread, those that each take a range of all groups' steps."""
+    """Walkers of the even spread, each with a range of all groups' steps: blocks / shared."""
     var range_groups: Int32
     """The even spread's ranges: groups * steps / walkers, as whole groups, steps of one more, and what is left over."""
     var range_steps: Int32
@@ -156,14 +156,15 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def filters(self, row_tile: Int32, rows: Int) -> Tuple[Int32, Int32]:
-        """A row of tiles' group of filters and channels, and first filter in there.
+        """Returns the group of filters and channels of a row of tiles, and the first filter in it.
         """
         var group, row = self.group_rows.divide(row_tile)
         return group, row * Int32(rows)
 
     @always_inline
     def group_of(self, tile: Int32) -> Tuple[Int32, Int32]:
-        """The group of tiles that a tile belongs to, and its place in there."""
+        """Returns the group of tiles that a tile belongs to, and the tile's place in it.
+        """
         if self.shared.value == 1:
             return tile, Int32(0)
         var row, column = self.column_tiles.divide(tile)
@@ -188,7 +189,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def part(self, index: Int32) -> Tuple[Int32, Int32]:
-        """First step and number of steps of a tile's part."""
+        """Returns the first step and the number of steps of a tile's part."""
         return (
             index * self.part_steps + min(index, self.part_rest),
             self.part_steps + Int32(index < self.part_rest),
@@ -212,7 +213,7 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def units(self) -> Int32:
-        """Upper bound of the slots."""
+        """Returns an upper bound of the number of slots."""
         return (
             self.tiles.value * self.slots_of_tile if self.splits
             > 0 else self.tiles.value + self.blocks
@@ -231,8 +232,8 @@ struct WorkUnit(ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def work_unit_of(plan: WgradPlan, block: Int32, index: Int32) -> WorkUnit:
-    """Piece `index` of a block; `count` is 0 past the last one. Blocks that share tiles have pieces of the same steps.
-    """
+    """Returns piece `index` of a block; `count` is 0 past the last one. Blocks that share tiles have pieces of the same
+    steps."""
     if plan.cluster > 0:
         if index > 0:
             return WorkUnit(0, 0, 0, 0)

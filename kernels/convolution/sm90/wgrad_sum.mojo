@@ -77,7 +77,7 @@ def store_sums[
     first_block: UInt32,
     lane_in_group: UInt32,
 ):
-    """A consumer's rows of a tile: to dw when nobody else has sums of it, else to the unit's slot.
+    """Stores a consumer's rows of a tile: to dw when no other block has sums of it, else to the unit's slot.
     """
     if unit.count == plan.steps.value:
         comptime for block in range(shape.row_blocks):
@@ -132,8 +132,8 @@ def join[
 ):
     """Adds the sums that the blocks of a cluster have of one tile, each block a share of the accumulator groups.
 
-    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks. Both
-    consumers of every block take part, and the copying warpgroup passes the cluster's two barriers.
+    Every block lays its sums where the ring was, then reads its groups from all blocks in the order of their ranks.
+    Both consumers of every block take part, and the copying warpgroup passes the cluster's two barriers.
     """
     comptime copy_bytes = shape.slot_elements() * 4
     comptime assert (
@@ -180,11 +180,11 @@ def swap_halves[
     consumer: Int32,
     lane_in_group: UInt32,
 ):
-    """The join of two blocks: each keeps half of the columns in its registers, and sends the rest to where the other block's
-    ring was.
+    """Joins the sums of two blocks: each keeps half of the columns in its registers, and sends the rest to where the
+    other block's ring was.
 
-    The other block says on `ready` that its ring is free there, and `arrived` counts the bytes that it sends: a barrier of the
-    cluster would wait for all memory of the device first.
+    The other block says on `ready` that its ring is free there, and `arrived` counts the bytes that it sends: a barrier
+    of the cluster would wait for all memory of the device first.
     """
     comptime kept = shape.columns // 16
     comptime halves = kept // HALF_PANEL_GROUPS
