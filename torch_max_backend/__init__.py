@@ -7,6 +7,7 @@ from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.backend import max_backend
 from torch_max_backend.errors import (
     DeviceUnavailableError,
+    IndexOutsideError,
     InvalidArgumentError,
     MaxBackendError,
     OptionError,
@@ -20,6 +21,7 @@ from torch_max_backend.version import __version__
 __all__ = [
     "DeviceUnavailableError",
     "Explanation",
+    "IndexOutsideError",
     "InvalidArgumentError",
     "LaunchTimes",
     "MaxBackendError",

@@ -32,10 +32,32 @@ def test_every_table_stands_in_a_page() -> None:
 @pytest.mark.parametrize("page", sorted(set(PAGES)), ids=lambda page: page.name)
 def test_links_lead_to_files_and_pages_stay_short(page: Path) -> None:
     text = page.read_text()
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if "://" not in link:
-            assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in _anchors(target.read_text()), f"{link}#{anchor}"
     assert page.name in LONG or len(text.splitlines()) <= 300
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES)), ids=lambda page: page.name)
+def test_files_of_the_project_that_pages_name_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:torch_max_backend|kernels|tests|benchmarks|docs|examples)/[\w/.]+\.\w+)`", page.read_text()
+    )
+    assert not [name for name in named if not (ROOT / name).exists()]
+    known = {
+        path.name for folder in ("torch_max_backend", "kernels", "tests") for path in (ROOT / folder).rglob("*.mojo")
+    }
+    assert set(re.findall(r"`(\w+\.mojo)`", page.read_text())) <= known
 
 
 def test_benchmarks_that_pages_name_exist() -> None:

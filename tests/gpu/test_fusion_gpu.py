@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.fusion import test_moves, test_programs, test_reductions
+from tests.fusion import test_movement, test_program, test_reductions
 from tests.launched import launched_functions
 from torch_max_backend import backend
 
 pytestmark = pytest.mark.gpu
 
-EXACT = {**test_moves.CASES, **test_reductions.EXACT}
-CASES = {**EXACT, **test_reductions.NEAR, **{f"program, {name}": case for name, case in test_programs.CASES.items()}}
+EXACT = {**test_movement.CASES, **test_reductions.EXACT}
+CASES = {**EXACT, **test_reductions.NEAR, **{f"program, {name}": case for name, case in test_program.CASES.items()}}
 SHAPES = {
     "bias": (lambda x: x.sum(0), [(20_070, 256)]),
     "a column in slices": (lambda x: (x * x).sum(0), [(100_000, 3)]),
