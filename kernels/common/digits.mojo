@@ -1,4 +1,4 @@
-"""Sorting by digits on a GPU: what the two kernels of a pass have in common.
+"""Sorting by digits on a GPU: the parts that the two kernels of a pass share.
 
 A block has a tile of elements, a thread neighbouring ones of it. `table` [DIGITS, THREADS], at places that `slot`
 tells, has how often each digit stands in each thread's elements; from the counts of all tiles follows where each

@@ -143,7 +143,7 @@ struct Call[most_words: Int = MAX_WORDS]:
 
     @no_inline
     def run[function: StaticString](self, ctx: DeviceContext) raises:
-        """Calls the function; what it raises is raised here.
+        """Calls the function and raises its error.
 
         Looking a symbol up takes microseconds, so it is done once.
         """

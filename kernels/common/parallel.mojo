@@ -20,7 +20,7 @@ struct Team(ImplicitlyCopyable, Movable):
     """Threads that work together."""
 
     var start: Int
-    """The address of GOMP_parallel, or of a function that does what that does; 0 where there are no threads."""
+    """The address of GOMP_parallel, or of a function that does the same; 0 where there are no threads."""
     var threads: Int
 
 

@@ -139,8 +139,8 @@ def named_barrier_arrive(barrier: Int32, threads: Int32):
 
 @always_inline
 def elect_thread() -> Bool:
-    """Whether this is the one thread that the hardware picks of a whole warp; tells the compiler that the others are
-    idle, so that it issues copies without a loop over threads."""
+    """Returns whether this is the one thread that the hardware picks of a whole warp; tells the compiler that the
+    others are idle, so that it issues copies without a loop over threads."""
     return (
         inlined_assembly[
             """{

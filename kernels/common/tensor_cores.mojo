@@ -10,7 +10,7 @@ comptime Quad = SIMD[DType.float32, QUAD]
 
 
 def blocks_compile() -> Bool:
-    """Whether the accelerator that this compilation is for has these instructions: NVIDIA's since sm_80.
+    """Returns whether the accelerator that this compilation is for has these instructions: NVIDIA's since sm_80.
     """
     comptime arch = _accelerator_arch()
     comptime if "90" in arch or "80" in arch or "86" in arch or "89" in arch:

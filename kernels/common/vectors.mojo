@@ -39,7 +39,7 @@ def load_part[
 def store_part[
     dtype: DType, V: Int, //
 ](row: Ptr[dtype], at: Int, extent: Int, value: SIMD[dtype, V]):
-    """Stores what of the V elements from `at` on lies before `extent`."""
+    """Stores those of the V elements from `at` on that lie before `extent`."""
     if at + V <= extent:
         row.unsafe_store[alignment=1](at, value)
     else:

@@ -1,4 +1,4 @@
-"""The convolutions' entries in libraries; `operands.mojo` says what they take.
+"""The convolutions' entries in libraries; `operands.mojo` has their operands.
 
 `grouping` says which kernels are compiled (passes.mojo), and `Kernels` is the table of a device (its dispatch.mojo).
 What that does not take goes to the library function `rest`: Hopper's kernels and those for any GPU are compiled side by

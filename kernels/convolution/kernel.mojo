@@ -67,7 +67,8 @@ trait Heuristic:
     def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
-        """Whether the kernel is faster than those behind it in the table."""
+        """Returns whether the kernel is faster than those behind it in the table.
+        """
         ...
 
 
@@ -131,7 +132,7 @@ struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
     def chooses[
         Chosen: ConvolutionKernel, dtype: DType, pass_: Int, grouping: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-        """Whether this kernel runs the problem."""
+        """Returns whether this kernel runs the problem."""
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[dtype, pass_, grouping]():

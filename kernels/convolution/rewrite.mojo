@@ -22,7 +22,8 @@ def rewritten[pass_: Int](problem: ConvolutionProblem) -> ConvolutionProblem:
 
 
 def is_channels_last_better(problem: ConvolutionProblem) -> Bool:
-    """Whether windows could be joined if the filter's channels lay inside."""
+    """Returns whether windows could be joined if the filter's channels lay inside.
+    """
     return (
         problem.taps_inside
         and problem.taps() > 1
@@ -32,7 +33,7 @@ def is_channels_last_better(problem: ConvolutionProblem) -> Bool:
 
 
 def joins_windows(p: ConvolutionProblem) -> Bool:
-    """Whether a row of taps is one run of memory, but for the filter's order.
+    """Returns whether a row of taps is one run of memory, but for the filter's order.
     """
     return (
         p.groups == 1

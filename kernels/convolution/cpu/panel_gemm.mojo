@@ -48,7 +48,7 @@ def _live(axis: PhaseAxis) -> Int:
 
 
 def _by_position(phases: List[Phase], n: Int) -> Bool:
-    """Whether the taps inside are so few that tiles which end with a position's images cost less.
+    """Returns whether the taps inside are so few that tiles which end with a position's images cost less.
     """
     var live = 0
     var pairs = 0

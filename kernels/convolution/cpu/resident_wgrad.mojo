@@ -192,7 +192,7 @@ def _pack_gradient[
 
 @fieldwise_init
 struct Tap(ImplicitlyCopyable, TrivialRegisterPassable):
-    """A tap's outputs and what it adds to their input pixels."""
+    """A tap's outputs, and its offsets to their input pixels."""
 
     var d: Inside
     var h: Inside

@@ -185,7 +185,7 @@ struct Band(KernelArgument):
 
 @fieldwise_init
 struct BlockExtents(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Extents of what a block takes at once."""
+    """Extents of the part of a problem that a block takes at once."""
 
     var tiles: Int
     """Pieces of the result in a row, for each place in the period."""

@@ -104,12 +104,13 @@ def _launch_any[
 
 
 def _steps_by_one(axis: PhaseAxis) -> Bool:
-    """Whether neighbouring taps read neighbouring source pixels."""
+    """Returns whether neighbouring taps read neighbouring source pixels."""
     return axis.taps == 1 or abs(axis.offset_step) == 1
 
 
 def _may_march(phase: Phase) -> Bool:
-    """Whether a march is right for the phase, if one is made for its taps."""
+    """Returns whether a march is right for the phase, if one is made for its taps.
+    """
     return (
         phase.d.taps == 1
         and _steps_by_one(phase.h)
@@ -119,7 +120,7 @@ def _may_march(phase: Phase) -> Bool:
 
 
 def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
-    """Whether the phase's march reads the filter as it lies."""
+    """Returns whether the phase's march reads the filter as it lies."""
     return (
         g.t == 1
         and g.r == g.s

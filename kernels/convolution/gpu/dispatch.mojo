@@ -32,7 +32,7 @@ took 1.7 times as long as the other kernels."""
 
 
 def _marches(p: ConvolutionProblem) -> Bool:
-    """Whether the marches are made for windows of this size: up to 3x3, and 5x5 of pairs of channels.
+    """Returns whether the marches are made for windows of this size: up to 3x3, and 5x5 of pairs of channels.
     """
     return p.r * p.s <= _FEW_TAPS or (
         p.t == 1

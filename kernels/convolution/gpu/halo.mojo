@@ -181,7 +181,7 @@ struct TileGrid(KernelArgument):
     def is_pixel(
         self, first: PixelIndex, pixel: PixelIndex, n: Int32, phase: Phase
     ) -> Bool:
-        """Whether the result has this pixel of the tile."""
+        """Returns whether the result has this pixel of the tile."""
         return (
             pixel.n < self.images
             and first.n + pixel.n < n

@@ -20,7 +20,7 @@ struct AxisTable(ImplicitlyCopyable, TrivialRegisterPassable):
     """One axis for every residue of the input's pixels."""
 
     var same: PhaseAxis
-    """The axis of residue 0; what does not depend on the residue is read from it."""
+    """The axis of residue 0, which also has the numbers that do not depend on the residue."""
     var residues: Int32
     var rows: StaticTuple[Int32, MAX_STRIDE]
     var taps: StaticTuple[Int32, MAX_STRIDE]

@@ -51,8 +51,8 @@ struct BlockShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
-    """Whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a time: no
-    other kernel is compiled for those."""
+    """Returns whether Hopper's warpgroup kernels take every problem whose operands are both copied four elements at a
+    time: no other kernel is compiled for those."""
     return compiling_for_hopper() and dtype == DType.float32 and not exact
 
 

@@ -51,7 +51,7 @@ comptime TILE_128X32 = WarpgroupTile(128, 32)
 
 
 def _together[pass_: Int, shape: WarpgroupTile]() -> Bool:
-    """Whether one launch computes every phase: the wide tile's kernel has registers to spare for that.
+    """Returns whether one launch computes every phase: the wide tile's kernel has registers to spare for that.
     """
     return pass_ != FPROP and shape == TILE_128X128
 

@@ -111,8 +111,8 @@ def copy_aligned[
     shift_b: Int,
     ctx: DeviceContext,
 ) raises:
-    """Copies what both extents share, `shift_b` further on along the middle axis; the rest of the target gets zeros.
-    """
+    """Copies the elements that both extents have, `shift_b` further on along the middle axis; the rest of the target
+    gets zeros."""
     # Unsigned 32-bit divisions cost a fraction of 64-bit ones.
     if max(to.size(), given.size()) >= 1 << 31:
         _copy_aligned[dtype, DType.uint64, 1](

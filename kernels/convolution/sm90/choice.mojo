@@ -67,8 +67,8 @@ def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
 
 
 def is_compiled[dtype: DType](shape: Int) -> Bool:
-    """Whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to compile,
-    and the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
+    """Returns whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to
+    compile, and the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
     """
     return 0 <= shape < comptime (len(TILE_SHAPES)) and (
         dtype != DType.float32 or shape in (0, 2, 3)
@@ -76,7 +76,7 @@ def is_compiled[dtype: DType](shape: Int) -> Bool:
 
 
 def takes_strides(shape: Int) -> Bool:
-    """Whether the tile shape exists for data gradients with strides."""
+    """Returns whether the tile shape exists for data gradients with strides."""
     return shape < 4
 
 
@@ -199,8 +199,8 @@ def sums_pay(
     problem: ConvolutionProblem,
     processors: Int,
 ) -> Bool:
-    """Whether a shape that makes sums over the result's `size` elements on the way is predicted to save time: it may be
-    slower than the best one by as much as reading the result once more takes.
+    """Returns whether a shape that makes sums over the result's `size` elements on the way is predicted to save time:
+    it may be slower than the best one by as much as reading the result once more takes.
     """
     var best = choose_tile[DType.bfloat16](
         products, columns, problem, processors

@@ -52,8 +52,9 @@ comptime FEW_PHASES = 8
 
 
 def compiles_for[dtype: DType, pass_: Int]() -> Bool:
-    """Whether the kernels exist at all for this accelerator, element type and pass: both operands of a weight gradient
-    lie across its reduction, which wgmma reads of elements of 16 bits alone."""
+    """Returns whether the kernels exist at all for this accelerator, element type and pass: both operands of a weight
+    gradient lie across its reduction, which wgmma reads of elements of 16 bits alone.
+    """
     return compiling_for_hopper() and (
         dtype == DType.bfloat16
         or dtype == DType.float16
@@ -301,7 +302,7 @@ def _launch_dgrad[
 
 
 def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
-    """Whether `run_fused` exists: of float32 a data gradient would need a copy of the filter.
+    """Returns whether `run_fused` exists: of float32 a data gradient would need a copy of the filter.
     """
     return compiles_for[dtype, pass_]() and dtype != DType.float32
 
@@ -360,8 +361,9 @@ def run_fused[
 def sums_are_worth_it[
     pass_: Int, narrow: Int
 ](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
-    """Whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to be
-    faster than the convolution in its best shape and a pass over its result."""
+    """Returns whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to
+    be faster than the convolution in its best shape and a pass over its result.
+    """
     comptime if narrow > 0:
         return True
     else:

@@ -34,7 +34,7 @@ from .wgrad_sum import COMBINE_THREADS, combine_kernel
 
 
 def reads_filter_along_k[dtype: DType]() -> Bool:
-    """Whether dgrad's products want the filter along the reduction: wgmma transposes elements of 16 bits alone.
+    """Returns whether dgrad's products want the filter along the reduction: wgmma transposes elements of 16 bits alone.
     """
     return dtype == DType.float32
 

@@ -37,7 +37,7 @@ def stage_length[dtype: DType]() -> Int:
 
 
 def ends_short(channels: Int, stage_length: Int) -> Bool:
-    """Whether the last stage of each tap holds half of the others' channels at most.
+    """Returns whether the last stage of each tap holds half of the others' channels at most.
     """
     return 0 < channels % stage_length <= stage_length // 2
 
@@ -65,7 +65,7 @@ struct Im2colAxis(ImplicitlyCopyable):
     """Upper corner of the box of base pixels, relative to the last source pixel."""
 
     def fits_copy_engine(self, bits: Int) -> Bool:
-        """Whether corners fit into so many bits with their sign, and offsets into as many without one.
+        """Returns whether corners fit into `bits` bits with their sign, and offsets into as many without one.
         """
         var corner = 1 << (bits - 1)
         var last = self.offset + (self.taps - 1) * self.offset_step
@@ -260,13 +260,13 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
 
     @always_inline
     def ends_short(self) -> Bool:
-        """Whether each tap's last stage is a short one: half of it is copied and multiplied.
+        """Returns whether each tap's last stage is a short one: half of it is copied and multiplied.
         """
         return self._at(_ENDS_SHORT) != 0
 
     @always_inline
     def is_deep(self) -> Bool:
-        """Whether the source's tensor maps have three spatial axes."""
+        """Returns whether the source's tensor maps have three spatial axes."""
         return self._at(3) != 0
 
     @always_inline

@@ -62,18 +62,18 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         return ceildiv(columns, ceildiv(columns, self.columns) * unit) * unit
 
     def has_short_stages(self, phases: Int, sums: Bool) -> Bool:
-        """Whether a kernel takes stages of half a row each: with sums over columns it has no registers for that.
-        """
+        """Returns whether a kernel takes stages of half a row each: with sums over columns it has no registers for
+        that."""
         return phases == 1 and self.cluster == 1 and not sums
 
     def may_split(self, phases: Int, sums: Bool) -> Bool:
-        """Whether the blocks of a cluster may share a tile's reduction: one consumer of each multiplies.
+        """Returns whether the blocks of a cluster may share a tile's reduction: one consumer of each multiplies.
         """
         return self.alternate and phases == 1 and self.cluster == 1 and not sums
 
     def keeps_filter(self, steps: Int, stride: Int, column_tiles: Int) -> Bool:
-        """Whether a slot of the ring gets the same stage of the filter in every round, so that it is copied once: all
-        tiles of a walk have the same columns, and the `steps` of a tile's reduction divide the ring.
+        """Returns whether a slot of the ring gets the same stage of the filter in every round, so that it is copied
+        once: all tiles of a walk have the same columns, and the `steps` of a tile's reduction divide the ring.
         """
         return (
             steps > 0

@@ -323,7 +323,8 @@ def _leave_with_consumers(plan: WgradPlan, swaps: Bool):
 
 @always_inline
 def _tells_block(plan: WgradPlan, lane: UInt32) -> Bool:
-    """Whether the block whose rank is `lane` sends into this one's ring."""
+    """Returns whether the block whose rank is `lane` sends into this one's ring.
+    """
     var _, rank = plan.shared.divide(Int32(block_idx.x))
     var rank_row, rank_column = plan.share_columns.divide(rank)
     var row_mask, column_mask = _receivers(plan, rank_row, rank_column)
