@@ -1,4 +1,4 @@
-"""Which kernel runs a call."""
+"""Selection of the kernel that runs a call."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu

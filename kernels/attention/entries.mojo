@@ -32,16 +32,16 @@ struct AttentionNumbers(Copyable):
     """The numbers of a call."""
 
     var scale: Float64
-    """Of the scores."""
+    """The factor of the scores."""
     var is_causal: Bool
     var aligned_at_end: Bool
     """Whether a causal mask aligns the last query with the last key."""
     var hidden_is_nan: Bool
-    """Whether a row of which all is hidden is NaN."""
+    """Whether a row whose keys are all hidden is NaN."""
     var axes: Array[IndexList[3], OPERANDS]
-    """Where in memory batch, heads and rows of query, key, value and output lie."""
+    """The axes of batch, heads and rows in memory, for query, key, value and output."""
     var steps: Array[IndexList[3], STRIDED]
-    """From batch to batch, head to head and row to row where these tensors lie in larger ones; else 0."""
+    """Strides from batch to batch, head to head and row to row of tensors that are views of larger ones; else 0."""
 
     @staticmethod
     def take(mut arguments: Arguments) -> Self:

@@ -1,4 +1,4 @@
-"""Where the tensors of one call lie."""
+"""Addresses of the tensors of one call."""
 
 from ..common.argument import KernelArgument
 from ..common.pointer import Ptr, accumulation_type
@@ -6,7 +6,8 @@ from ..common.pointer import Ptr, accumulation_type
 
 @fieldwise_init
 struct ForwardPointers[dtype: DType, bias_type: DType](KernelArgument):
-    """Of the forward pass; without a bias its pointer is never followed."""
+    """Pointers of the forward pass; the bias pointer is never followed where there is no bias.
+    """
 
     var output: Ptr[Self.dtype]
     var sums: Ptr[accumulation_type[Self.dtype]]
@@ -19,7 +20,7 @@ struct ForwardPointers[dtype: DType, bias_type: DType](KernelArgument):
 
 @fieldwise_init
 struct BackwardPointers[dtype: DType, bias_type: DType](KernelArgument):
-    """Of the gradients; without a bias, or a gradient of it, their pointers are never followed.
+    """Pointers of the gradients; those of the bias and its gradient are never followed where these do not exist.
     """
 
     var query_grad: Ptr[Self.dtype]

@@ -41,7 +41,7 @@ struct Strides(KernelArgument):
 
 @fieldwise_init
 struct BiasStrides(KernelArgument):
-    """Of a bias [B, H, M, N]; 0 where it is broadcast."""
+    """Strides of a bias [B, H, M, N]; 0 along axes where it is broadcast."""
 
     var batches: Int
     """Batches after which the bias repeats."""
@@ -62,7 +62,7 @@ struct AttentionProblem(KernelArgument):
     var queries: Int
     var keys: Int
     var size: Int
-    """Of a query and a key."""
+    """Elements of a query and of a key."""
     var value_size: Int
     var query: Strides
     var key: Strides
@@ -76,11 +76,11 @@ struct AttentionProblem(KernelArgument):
     var reach: Int
     """Query i sees the keys before i + reach; without a causal mask that is all of them."""
     var hidden_is_nan: Bool
-    """Whether a row of which all is hidden is NaN, not 0."""
+    """Whether a row whose keys are all hidden is NaN, not 0."""
 
     @always_inline
     def visible(self, query: Int) -> Int:
-        """How many keys, from the first on, a query sees."""
+        """Returns how many keys, from the first on, a query sees."""
         return max(0, min(self.keys, query + self.reach))
 
     @always_inline
@@ -103,7 +103,7 @@ struct AttentionProblem(KernelArgument):
 
     @always_inline
     def sums_offset(self, batch: Int, head: Int) -> Int:
-        """Of a head's logsumexp in [B, H, M]."""
+        """Returns the offset of a head's logsumexp in [B, H, M]."""
         return (batch * self.heads + head) * self.queries
 
     def is_empty(self) -> Bool:
@@ -152,8 +152,8 @@ def strided_heads(
 def replace_strides(
     mut problem: AttentionProblem, steps: Array[IndexList[3], STRIDED]
 ) raises:
-    """Those of tensors that lie in larger ones: steps of batch, head and row; all are 0 for a tensor of its own.
-    """
+    """Replaces the strides of tensors that are views of larger ones by `steps` of batch, head and row; a tensor of its
+    own has zeros there."""
 
     def place(mut strides: Strides, own: IndexList[3]) raises:
         if min(own[0], min(own[1], own[2])) < 0:
@@ -185,8 +185,8 @@ def _broadcast(
 def bias_strides(
     extents: IndexList[4], problem: AttentionProblem
 ) raises -> BiasStrides:
-    """Of a contiguous bias that is broadcast over [B, H, M, N], or has fewer batches and is repeated.
-    """
+    """Returns the strides of a contiguous bias that is broadcast over [B, H, M, N], or that has fewer batches and is
+    repeated."""
     var batches = max(1, extents[0])
     if problem.batch % batches != 0 or (extents[0] == 0) != (
         problem.batch == 0
@@ -216,10 +216,10 @@ def checked(
     aligned_at_end: Bool,
     hidden_is_nan: Bool,
 ) raises -> AttentionProblem:
-    """The problem that the operands describe, without a bias.
+    """Returns the problem that the operands describe, without a bias.
 
-    A causal mask lets a query see the keys up to its own number, or, `aligned_at_end`, the last query the last key.
-    `hidden_is_nan` says what becomes of a row of which all is hidden.
+    A causal mask lets a query see the keys up to its own number, or, if `aligned_at_end`, lets the last query see the
+    last key. `hidden_is_nan` says whether a row whose keys are all hidden is NaN.
     """
     if key.batch != query.batch or value.batch != query.batch:
         raise Error(

@@ -1,4 +1,5 @@
-"""Indices of operators whose kernels compare them and read nothing there: classes of a loss."""
+"""A check of indices for operators whose kernels compare them but do not read memory there, such as the classes of a
+loss."""
 
 from std.math import ceildiv
 
@@ -10,7 +11,7 @@ from ..common.pointer import Ptr
 
 comptime THREADS = 256
 comptime MAX_BLOCKS = 1024
-"""Of a launch: threads take several indices where there are more."""
+"""Blocks of a launch, at most: threads take several indices where there are more."""
 
 
 @no_inline
@@ -33,7 +34,7 @@ def check_share(
     thread: Int,
     threads: Int,
 ):
-    """Every index whose number is `thread` more than a multiple of `threads`.
+    """Checks every index whose number is `thread` plus a multiple of `threads`.
     """
     for i in range(thread, Int(count), threads):
         var at = index[unsafe_offset=i]

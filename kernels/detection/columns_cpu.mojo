@@ -25,7 +25,7 @@ def columns_cpu[
     mask: Ptr[dtype],
     p: DeformableProblem,
 ):
-    """Columns = what the windows read."""
+    """Writes the elements that the windows read as columns."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var units = Int(p.batch) * p.windows()
@@ -154,8 +154,8 @@ def columns_input_gradient_cpu[
     mask: Ptr[dtype],
     p: DeformableProblem,
 ):
-    """The images' gradient: each core adds what the windows give to its channels, in their order. The same bits whatever the
-    number of cores."""
+    """Writes the images' gradient: each core adds the windows' contributions to its channels, in their order. The bits
+    do not depend on the number of cores."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var dx = rebind[Ptr[Acc]](sums_of_image)

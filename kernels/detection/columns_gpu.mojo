@@ -14,9 +14,9 @@ from .deformable import DeformableProblem, DeformedPoint
 
 comptime THREADS = 256
 comptime LANES = 16
-"""Threads that share the channels of a point whose sums are added."""
+"""Threads that share the channels of a point where sums over the channels are formed."""
 comptime MAX_LANES = 32
-"""Threads that share those of others, at most."""
+"""Threads that share the channels of any other point, at most."""
 
 
 struct PointThread(TrivialRegisterPassable):
@@ -51,7 +51,7 @@ struct PointThread(TrivialRegisterPassable):
 
 @always_inline
 def points(p: DeformableProblem) -> Int:
-    """Those of all windows and offset groups."""
+    """Returns the number of points of all windows and offset groups."""
     return Int(p.batch) * p.windows() * Int(p.offset_groups) * p.taps()
 
 
@@ -220,7 +220,7 @@ def deformed_dgrad_input_in_order[
 
 
 def _check(p: DeformableProblem) raises:
-    """What threads' numbers can count."""
+    """Checks that 32-bit thread numbers can count the points."""
     if points(p) > Int(Int32.MAX):
         raise Error(
             t"deform_conv2d: {points(p)} points of windows: must be below 2^31"
@@ -228,7 +228,8 @@ def _check(p: DeformableProblem) raises:
 
 
 def _lanes(p: DeformableProblem) -> Int:
-    """A power of two, so that a warp's points begin with it."""
+    """Returns the lanes of a point: a power of two, so that a warp begins with a point's first lane.
+    """
     var lanes = 1
     while lanes < min(p.together(), MAX_LANES):
         lanes *= 2
@@ -246,7 +247,7 @@ def columns_gpu[
     mask: Ptr[dtype],
     p: DeformableProblem,
 ) raises:
-    """Columns = what the windows read."""
+    """Writes the elements that the windows read as columns."""
     _check(p)
     var lanes = _lanes(p)
     ctx.enqueue_function[deformed_columns[dtype]](

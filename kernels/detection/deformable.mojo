@@ -17,7 +17,7 @@ from ..common.pointer import Ptr
 
 @fieldwise_init
 struct DeformedAxis(KernelArgument):
-    """One axis of image and windows."""
+    """One axis of images and windows."""
 
     var size: Int32
     var windows: Int32
@@ -34,7 +34,7 @@ struct DeformableProblem(KernelArgument):
     var batch: Int32
     var channels: Int32
     var groups: Int32
-    """Of the convolution."""
+    """Groups of the convolution."""
     var offset_groups: Int32
     var masked: Bool
     var h: DeformedAxis
@@ -69,7 +69,7 @@ struct DeformableProblem(KernelArgument):
 
     @always_inline
     def at(self, tap: Int, channel: Int) -> Int:
-        """Where in a column a tap's channel lies."""
+        """Returns the place of a tap's channel in a column."""
         if self.groups == 1:
             return tap * Int(self.channels) + channel
         var width = self.channels // self.groups
@@ -85,10 +85,11 @@ struct DeformableProblem(KernelArgument):
 
 
 struct DeformedPoint[Acc: DType](Movable):
-    """What one tap of a window reads for the channels of an offset group."""
+    """The pixels and weights that one tap of a window reads for the channels of an offset group.
+    """
 
     var pixel: Array[Int32, 4]
-    """-1 outside the image."""
+    """The pixels' numbers; -1 outside the image."""
     var weight: Array[Scalar[Self.Acc], 4]
     var down: Array[Scalar[Self.Acc], 4]
     """The weights' derivatives by the offset's first number."""
@@ -107,7 +108,8 @@ struct DeformedPoint[Acc: DType](Movable):
         group: Int,
         p: DeformableProblem,
     ):
-        """Of window `row`, counted over all images."""
+        """Finds the pixels of a tap of window `row`, counted over all images.
+        """
         var window = Int32(row % p.windows())
         var moved = offset.unsafe_offset(
             ((row * Int(p.offset_groups) + group) * p.taps() + tap) * 2

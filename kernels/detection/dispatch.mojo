@@ -1,6 +1,6 @@
-"""Which kernel runs a call.
+"""Selection of the kernel that runs a call.
 
-Gradients of images are added atomically on a GPU, unless they shall have the same bits in every run (`deterministic`).
+Gradients of images are added atomically on a GPU unless `deterministic` asks for the same bits in every run.
 """
 
 from max.gpu.host import DeviceContext
@@ -189,7 +189,7 @@ def columns[
     p: DeformableProblem,
     ctx: DeviceContext,
 ) raises:
-    """Writes what the windows of a deformable convolution read."""
+    """Writes the elements that the windows of a deformable convolution read."""
     comptime if is_cpu[target]():
         columns_cpu(columns, x, offset, mask, p)
     else:

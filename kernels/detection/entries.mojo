@@ -18,13 +18,13 @@ struct RegionsNumbers(ImplicitlyCopyable):
     var extents: IndexList[2]
     """H and W."""
     var bins: IndexList[2]
-    """Along H and W."""
+    """Bins along H and W."""
     var samples: Int
-    """Of a bin along an axis; 0 where it has one for each pixel."""
+    """Samples of a bin along an axis; 0 for one sample per pixel."""
     var aligned: Bool
-    """Whether pixels' centres have whole coordinates."""
+    """Whether pixels' centres have integer coordinates."""
     var deterministic: Bool
-    """Whether gradients shall have the same bits in every run."""
+    """Whether gradients must have the same bits in every run."""
     var scale: Float64
 
     @staticmethod
@@ -67,7 +67,7 @@ struct DeformableNumbers(ImplicitlyCopyable):
     var masked: Bool
     var channels: Int
     var deterministic: Bool
-    """Whether the result shall have the same bits in every run."""
+    """Whether the result must have the same bits in every run."""
 
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
@@ -138,7 +138,7 @@ def _regions_problem[
 def roi_align_fprop[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """y = the mean of what the samples of each bin read in x."""
+    """y = the mean of the values that the samples of each bin read in x."""
     var own = RegionsNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
@@ -152,8 +152,8 @@ def roi_align_fprop[
 def roi_align_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
-    bits in every run."""
+    """dx = the images' gradient, in the accumulation type. On a GPU additions are atomic unless the call asks for the
+    same bits in every run."""
     var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -188,8 +188,8 @@ def roi_pool_fprop[
 def roi_pool_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
-    bits in every run."""
+    """dx = the images' gradient, in the accumulation type. On a GPU additions are atomic unless the call asks for the
+    same bits in every run."""
     var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -226,8 +226,8 @@ def ps_roi_fprop[
 def ps_roi_dgrad[
     target: StaticString, dtype: DType, align: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient, in what sums are kept in. On a GPU additions are atomic unless the call asks for the same
-    bits in every run."""
+    """dx = the images' gradient, in the accumulation type. On a GPU additions are atomic unless the call asks for the
+    same bits in every run."""
     var own = RegionsNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()
@@ -319,7 +319,8 @@ def _deformable_problem(
 def deformable_columns[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Columns = what the windows of a deformable convolution read in x."""
+    """Columns = the elements of x that the windows of a deformable convolution read.
+    """
     var own = DeformableNumbers.take(arguments)
     var columns = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
@@ -338,8 +339,8 @@ def deformable_columns[
 def deformable_dgrad_input[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the images' gradient for that of the columns, in what sums are kept in. On a GPU additions are atomic unless the
-    call asks for the same bits in every run."""
+    """dx = the images' gradient for that of the columns, in the accumulation type. On a GPU additions are atomic unless
+    the call asks for the same bits in every run."""
     var own = DeformableNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dcolumns = arguments.take[dtype, 3]()

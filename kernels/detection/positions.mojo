@@ -42,7 +42,7 @@ def _value[
     p: RegionsProblem,
     channel: Int,
 ) -> Scalar[dtype]:
-    """What the bin of a channel has in a region. Bins of an output channel read neighbouring planes.
+    """Returns the value of a channel's bin in a region. Bins of an output channel read neighbouring planes.
     """
     comptime Acc = accumulation_type[dtype]
     var bin = channel % p.bins()
@@ -103,7 +103,8 @@ def _gradient[
     h: Int32,
     w: Int32,
 ) -> Scalar[accumulation_type[dtype]]:
-    """Of one pixel: what the regions of its image give, in their order."""
+    """Returns the gradient of one pixel: the sum of the contributions of its image's regions, in their order.
+    """
     comptime Acc = accumulation_type[dtype]
     var bin = channel % p.bins()
     var row = Int32(bin // Int(p.columns))
@@ -163,8 +164,8 @@ def positions_gradient_cpu[
     regions: Ptr[dtype],
     p: RegionsProblem,
 ):
-    """The images' gradient: a plane is one core's, which adds what the regions give in their order.
-    """
+    """Writes the images' gradient: each plane belongs to one core, which adds the regions' contributions in their
+    order."""
     comptime Acc = accumulation_type[dtype]
     var dx = rebind[Ptr[Acc]](sums_of_image)
     var units = Int(p.batch) * Int(p.channels)

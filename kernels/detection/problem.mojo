@@ -1,4 +1,4 @@
-"""Regions of images, and what their bins read.
+"""Regions of images, and the pixels that their bins read.
 
 A region is a row of five numbers: the image's number, then x and y of two corners. Along each axis it is cut into bins, and
 along each axis a bin weighs the pixels: its value is the sum over rows and columns of both weights times the pixel.
@@ -17,7 +17,7 @@ from ..common.pointer import Ptr, accumulation_type
 comptime REGION = 5
 """Numbers of a region."""
 comptime MAX_SAMPLES = 1 << 30
-"""Of a bin along an axis."""
+"""Samples of a bin along an axis, at most."""
 
 
 @fieldwise_init
@@ -38,9 +38,9 @@ struct RegionsProblem(KernelArgument):
     var columns: Int32
     """Bins along W."""
     var samples: Int32
-    """Of a bin along an axis; 0 where a bin has as many as it has pixels."""
+    """Samples of a bin along an axis; 0 where a bin has as many samples as pixels."""
     var aligned: Bool
-    """Whether pixels' centres have whole coordinates, so that corners lie half a pixel lower."""
+    """Whether pixels' centres have integer coordinates, so that corners lie half a pixel lower."""
     var scale: Float64
     """Pixels for a step of 1 in the regions' coordinates."""
 
@@ -60,14 +60,14 @@ struct RegionsProblem(KernelArgument):
 
 @fieldwise_init
 struct Sample[Acc: DType](TrivialRegisterPassable):
-    """What a sample reads along one axis: two neighbouring places, or one twice at the image's end.
+    """The places that a sample reads along one axis: two neighbouring ones, or one twice at the image's end.
     """
 
     var low: Int32
-    """-1 outside the image."""
+    """The lower place; -1 outside the image."""
     var high: Int32
     var share: Scalar[Self.Acc]
-    """Of the higher place; the lower one has the rest."""
+    """The weight of the higher place; the lower one has the rest."""
 
     @always_inline
     def __init__(out self, coordinate: Scalar[Self.Acc], size: Int32):
@@ -93,9 +93,9 @@ struct Bins[Acc: DType](TrivialRegisterPassable):
 
     var start: Scalar[Self.Acc]
     var length: Scalar[Self.Acc]
-    """Of a bin."""
+    """The length of a bin."""
     var samples: Int32
-    """Of a bin; POOL: 0."""
+    """Samples of a bin; 0 for POOL."""
     var size: Int32
     """The image's extent."""
 
@@ -127,7 +127,7 @@ struct Bins[Acc: DType](TrivialRegisterPassable):
 
     @always_inline
     def weight(self, bin: Int32, place: Int32) -> Scalar[Self.Acc]:
-        """ALIGN: the sum of what the samples of a bin take of a place, 0 far from the bin.
+        """ALIGN: returns the sum of the weights that the samples of a bin give a place, 0 far from the bin.
         """
         if self.samples <= 0:
             return 0
@@ -163,7 +163,7 @@ struct Bins[Acc: DType](TrivialRegisterPassable):
     def over(
         self, first: Int32, last: Int32, bins: Int32
     ) -> Tuple[Int32, Int32]:
-        """The first bin, and the one behind the last, of those that may read the places from `first` to `last`: others do not.
+        """Returns the first bin, and one past the last, of those that may read places from `first` to `last`.
         """
         # Samples a place away still count, two at the image's end; and bins of whole pixels are rounded outwards.
         var a = (Scalar[Self.Acc](first - 2) - self.start) / self.length
@@ -184,7 +184,7 @@ struct Region[Acc: DType](TrivialRegisterPassable):
     """One region, in pixels."""
 
     var image: Int32
-    """-1 where there is no such image."""
+    """The image's number; -1 where there is no such image."""
     var h: Bins[Self.Acc]
     var w: Bins[Self.Acc]
     var count: Scalar[Self.Acc]
@@ -203,7 +203,7 @@ def _image_of[Acc: DType, //](number: Scalar[Acc], p: RegionsProblem) -> Int32:
 def _samples_of[
     Acc: DType, //
 ](length: Scalar[Acc], p: RegionsProblem) -> Int32:
-    """Of a bin along an axis; negative ones, as torchvision counts them, are none.
+    """Returns the samples of a bin along an axis; a negative count, as torchvision computes it, becomes 0.
     """
     if p.samples > 0:
         return p.samples
@@ -223,8 +223,8 @@ def aligned_region[
     p: RegionsProblem,
     out region: Region[accumulation_type[dtype]],
 ):
-    """ALIGN. `positions`: of ps_roi_align, whose bins may be empty: their mean is no number then.
-    """
+    """ALIGN: reads a region. With `positions` it is one of ps_roi_align, whose bins may be empty, with a mean of
+    NaN."""
     comptime Acc = accumulation_type[dtype]
     var row = regions.unsafe_offset(number * REGION)
     var scale = Scalar[Acc](p.scale)
@@ -259,7 +259,7 @@ def aligned_region[
 
 @always_inline
 def _rounded[Acc: DType, //](value: Scalar[Acc]) -> Scalar[Acc]:
-    """To the nearest whole number that an image may have as coordinate, halves away from zero; NaN becomes 0.
+    """Rounds to the nearest integer that may be a coordinate in an image, halves away from zero; NaN becomes 0.
     """
     comptime limit = Scalar[Acc](1 << 29)
     var size = floor(abs(value) + 0.5)
@@ -280,7 +280,8 @@ def pooled_region[
     p: RegionsProblem,
     out region: Region[accumulation_type[dtype]],
 ):
-    """POOL. `positions`: of ps_roi_pool, whose second corner lies outside."""
+    """POOL: reads a region. With `positions` it is one of ps_roi_pool, whose second corner lies outside.
+    """
     comptime Acc = accumulation_type[dtype]
     comptime more = Scalar[Acc](0 if positions else 1)
     var row = regions.unsafe_offset(number * REGION)

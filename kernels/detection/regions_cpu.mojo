@@ -22,13 +22,13 @@ comptime FLT_MAX = 3.4028234663852886e38
 
 
 struct BinWeights[Acc: DType](Movable):
-    """What the bins of a region take of the places along one axis."""
+    """The weights by which the bins of a region read the places along one axis.
+    """
 
     var first: List[Int]
-    """Of each bin: the first place that it reads, and where its weights begin.
-    """
+    """The first place that each bin reads."""
     var begin: List[Int]
-    """One more than there are bins."""
+    """Where each bin's weights begin in `each`; one more element than there are bins."""
     var each: List[Scalar[Self.Acc]]
 
     def __init__(out self, bins: Int):
@@ -37,7 +37,7 @@ struct BinWeights[Acc: DType](Movable):
         self.each = List[Scalar[Self.Acc]](capacity=apart(4 * bins))
 
     def fill(mut self, bins: Bins[Self.Acc], first: Int, end: Int):
-        """Of the bins from `first` to before `end`."""
+        """Computes the weights of the bins from `first` to before `end`."""
         self.first.clear()
         self.begin.clear()
         self.each.clear()
@@ -66,7 +66,7 @@ struct BinWeights[Acc: DType](Movable):
 
     @always_inline
     def count(self, bin: Int) -> Int:
-        """Places that a bin reads."""
+        """Returns the number of places that a bin reads."""
         return self.begin[bin + 1] - self.begin[bin]
 
 
@@ -194,8 +194,8 @@ def align_gradient_cpu[
     regions: Ptr[dtype],
     p: RegionsProblem,
 ):
-    """The images' gradient: each core adds what the bins of its channels give, in their order. The same bits whatever the
-    number of cores."""
+    """Writes the images' gradient: each core adds the contributions of its channels' bins, in their order. The bits do
+    not depend on the number of cores."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var dx = rebind[Ptr[Acc]](sums_of_image)
@@ -267,7 +267,7 @@ def align_gradient_cpu[
 def _clear[
     Acc: DType, //
 ](image: Ptr[Acc], c_begin: Int, c_end: Int, p: RegionsProblem):
-    """These channels of an image."""
+    """Clears channels `c_begin` to before `c_end` of an image."""
     comptime V = lanes[Acc]
     if c_end - c_begin == Int(p.channels):
         clear_run(image, p.image())
@@ -288,8 +288,8 @@ def maxima_cpu[
     regions: Ptr[dtype],
     p: RegionsProblem,
 ):
-    """y = the maximum of each bin, and at which pixel it is: the first of equal ones, -1 where there is none.
-    """
+    """Writes to y the maximum of each bin, and the pixel where it lies: the first of equal ones, -1 where there is
+    none."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var channels = Int(p.channels)

@@ -20,7 +20,7 @@ comptime TILE = 8
 comptime LANES = THREADS // TILE
 """Threads that share the channels of a column of the tile."""
 comptime CHUNK = 32
-"""Bins of a row, or a column, whose weights are in shared memory at a time."""
+"""Bins of a row, or of a column, whose weights are in shared memory at a time."""
 comptime VECTOR = 4
 """Channels of a thread, where they are whole vectors of 16 bytes."""
 
@@ -86,7 +86,8 @@ def region_maxima[
     p: RegionsProblem,
     by_vectors: Divisor,
 ):
-    """As region_means; `places` are the maxima's pixels."""
+    """Computes the maxima of regions as region_means does the means; `places` receives the maxima's pixels.
+    """
     comptime Acc = accumulation_type[dtype]
     var item, vector = by_vectors.divide(Int32(global_idx.x))
     if Int(item) >= Int(p.regions) * p.bins():
@@ -142,7 +143,7 @@ def _add_maxima[
     tile: _PixelTile,
     p: RegionsProblem,
 ):
-    """What the bins of one region give the pixels of the thread: those whose maxima they are.
+    """Adds one region's contributions to the thread's pixels: those of the bins whose maxima they are.
     """
     comptime Acc = accumulation_type[dtype]
     var w = tile.w + tile.column
@@ -207,7 +208,7 @@ def _add_means[
     tile: _PixelTile,
     p: RegionsProblem,
 ):
-    """What the bins of one region give the pixels of the thread, by weights that the block's threads share.
+    """Adds one region's contributions to the thread's pixels, with weights that the block's threads share.
     """
     var w = tile.w + tile.column
     var rows = region.h.over(tile.h, tile.h + TILE - 1, p.rows)
@@ -358,7 +359,7 @@ def _reaches[
 
 
 def check_sizes(p: RegionsProblem) raises:
-    """What threads' numbers can count."""
+    """Checks that 32-bit thread numbers can count the work."""
     comptime most = Int(Int32.MAX) - (1 << 20)
     if Int(p.regions) * p.bins() * Int(p.channels) > most or p.image() > most:
         raise Error(

@@ -22,8 +22,8 @@ comptime THREADS = 256
 
 
 struct SampleWeights[Acc: DType](TrivialRegisterPassable):
-    """What the samples of a bin take along one axis, place after place: neighbouring samples of a place are added up.
-    """
+    """The weights that the samples of a bin give along one axis, place after place; weights of neighbouring samples at
+    the same place are added up."""
 
     var bins: Bins[Self.Acc]
     var bin: Int32
@@ -33,7 +33,7 @@ struct SampleWeights[Acc: DType](TrivialRegisterPassable):
     var weight: Scalar[Self.Acc]
     var higher: Int32
     var ahead: Scalar[Self.Acc]
-    """What the samples so far take of the place `higher`."""
+    """The weight that earlier samples give the place `higher`."""
 
     @always_inline
     def __init__(out self, bins: Bins[Self.Acc], bin: Int32):
@@ -47,7 +47,8 @@ struct SampleWeights[Acc: DType](TrivialRegisterPassable):
 
     @always_inline
     def advance(mut self) -> Bool:
-        """Whether there is one more place; one may come again."""
+        """Moves to the next place and returns whether there is one; the same place may come again.
+        """
         var found = self.ahead != 0
         self.place = self.higher
         self.weight = self.ahead
@@ -80,7 +81,7 @@ def _scatter_bin[
     given: Scalar[Acc],
     p: RegionsProblem,
 ):
-    """Adds what the samples of a bin take of `given` to an image whose pixels lie `step` elements apart.
+    """Adds `given`, weighted by the samples of a bin, to an image whose pixels lie `step` elements apart.
     """
     var down = SampleWeights[Acc](region.h, bin // p.columns)
     while down.advance():

@@ -1,4 +1,4 @@
-"""Which kernel runs a call."""
+"""Selection of the kernel that runs a call."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
@@ -26,7 +26,7 @@ from .unordered import is_atomic, unordered_refusal, unordered_gpu
 comptime _FEW_COLUMNS = 1 << 14
 """More are walked by as many threads."""
 comptime _FEW_ELEMENTS = 32
-"""Of a column: less time to walk than to sort."""
+"""Elements of a column that are walked faster than sorted."""
 
 
 @always_inline

@@ -165,7 +165,8 @@ def flat_place(
     bounds: Bounds,
     item: Int,
 ) -> Int:
-    """Where in y element `item` of the source goes, -1 for one outside."""
+    """Returns the place in y of element `item` of the source; -1 if it lies outside.
+    """
     var place = index[unsafe_offset=item]
     if not bounds.holds(place, places):
         return -1
@@ -210,7 +211,8 @@ def sorted_elements_gpu[
     rows: Rows,
     ctx: DeviceContext,
 ) raises:
-    """`y` has what is added to. There are elements to add."""
+    """Adds (or puts) elements in sorted order. `y` already holds the values that they are added to. There is at least
+    one element."""
     var total = rows.columns() * rows.count
     var flat = scratch[DType.int64](ctx, total)
     ctx.enqueue_function[flat_places_kernel](

@@ -15,8 +15,8 @@ from .operands import GatherOperands, ScatterOperands
 def scatter_rows_add[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Whole rows added at the places of one list. On a GPU additions of floats are atomic unless the result shall have the same
-    bits in every run."""
+    """Adds whole rows at the places of one list. On a GPU additions of floats are atomic unless the call asks for the
+    same bits in every run."""
     var deterministic = arguments.take_word() != 0
     var operands = ScatterOperands[dtype, 1].take(arguments)
     dispatch.scatter_rows[target, dtype, True](operands, deterministic, ctx)

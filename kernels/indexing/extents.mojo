@@ -1,4 +1,4 @@
-"""Extents of what the indexing family's kernels write and read, and a check of the places on the CPU."""
+"""Extents of the tensors that the indexing family's kernels write and read, and a check of the places on the CPU."""
 
 from ..common.argument import KernelArgument
 from ..common.bounds import Bounds
@@ -9,7 +9,7 @@ comptime THREADS = 256
 comptime sum_type[dtype: DType]: DType = DType.float32 if (
     dtype == DType.bfloat16 or dtype == DType.float16
 ) else dtype
-"""What sums are kept in."""
+"""The type in which sums are kept."""
 
 
 @fieldwise_init
@@ -25,12 +25,13 @@ struct Rows(ImplicitlyCopyable, KernelArgument):
 
     @always_inline
     def columns(self) -> Int:
-        """Those of all outer slices."""
+        """Returns the number of columns of all outer slices."""
         return self.outer * self.inner
 
     @always_inline
     def at(self, column: Int, row: Int, rows: Int) -> Int:
-        """Where a column of a row lies in a tensor [outer, rows, inner]."""
+        """Returns the offset of a column's row in a tensor [outer, rows, inner].
+        """
         if self.outer == 1:
             return row * self.inner + column
         return (column // self.inner * rows + row) * self.inner + (

@@ -1,4 +1,4 @@
-"""What the entries take: operands, and the sizes that they agree on."""
+"""The operands of the entries, and the sizes on which they agree."""
 
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
@@ -32,7 +32,7 @@ struct ScatterOperands[dtype: DType, rank: Int](ImplicitlyCopyable):
 
     var y: Operand[Self.dtype, 3]
     var x: Operand[Self.dtype, 3]
-    """Without elements it stands for zeros."""
+    """The tensor that is added to; without elements it stands for zeros."""
     var index: Operand[DType.int64, Self.rank]
     var source: Operand[Self.dtype, 3]
 
@@ -64,7 +64,7 @@ struct ScatterOperands[dtype: DType, rank: Int](ImplicitlyCopyable):
         return rows
 
     def start(self, ctx: DeviceContext) raises:
-        """y = what is added to, on a GPU."""
+        """Sets y to x, or to zeros, on a GPU."""
         var y = self.y.to_device_buffer(ctx)
         if self.x.shape().flattened_length() == 0:
             ctx.enqueue_memset(y, 0)

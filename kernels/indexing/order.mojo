@@ -1,7 +1,8 @@
 """A list of places in sorted order, on a GPU; equal places stay in their order.
 
-In a list of some thousand each place is compared with all others: how many come before it is where it goes. A longer list
-is sorted by five bits of its places after the other, the lowest first, as sorting/gpu.mojo sorts elements.
+In a list of some thousand, each place is compared with all others: the number that come before it is its new position.
+A longer list is sorted by five bits of its places after the other, the lowest first, as sorting/gpu.mojo sorts
+elements.
 """
 
 from std.math import ceildiv
@@ -30,9 +31,9 @@ from ..common.pointer import Ptr
 comptime DIGIT_BITS = 5
 comptime DIGITS = 1 << DIGIT_BITS
 comptime COMPARED = 1 << 12
-"""Places of the longest list that are compared with each other."""
+"""Places of the longest list that is sorted by comparing them with each other."""
 comptime SHARED_PLACES = 1024
-"""Of the list, that a block has at hand at a time."""
+"""Places of the list that a block has in shared memory at a time."""
 comptime LANES = 32
 """Threads that share the comparisons of a place."""
 comptime AT_ONCE = 4
@@ -50,7 +51,8 @@ struct SortedPlaces(Movable):
 
 @always_inline
 def _listed(index: Ptr[DType.int64], i: Int, places: Int64) -> Int32:
-    """Place i of the list."""
+    """Returns place i of the list; a place outside becomes the number of places.
+    """
     var place = index[unsafe_offset=i]
     return Int32(place) if place >= 0 and place < places else Int32(places)
 
@@ -63,7 +65,7 @@ def _place(
     places: Int64,
     shift: Int32,
 ) -> Int32:
-    """Place i before a pass; the first one reads the list itself."""
+    """Returns place i before a pass; the first pass reads the list itself."""
     if shift != 0:
         return sorted[unsafe_offset=i]
     return _listed(index, i, places)
@@ -73,8 +75,8 @@ def _place(
 def _less[
     mixed: Bool
 ](at_hand: Counts, lane: Int, bound: Int32, equal: Int) -> Int32:
-    """A lane's share of the places at hand that are below `bound`, or, `mixed`, of the first `equal` ones of those that are not
-    above it."""
+    """Counts a lane's share of the places in shared memory that are below `bound`; if `mixed`, the first `equal` of
+    them also count where they equal it."""
     var found = Int32(0)
     comptime for j in range(0, SHARED_PLACES, LANES * AT_ONCE):
         var k = j + lane * AT_ONCE
@@ -144,7 +146,7 @@ def _count_tile(
     places: Int64,
     shift: Int32,
 ) -> Array[Int32, ITEMS]:
-    """The thread's places, whose digits it counts."""
+    """Counts the digits of the thread's places."""
     var thread = Int(thread_idx.x)
     var own = Array[Int32, ITEMS](fill=0)
     comptime for k in range(ITEMS):
@@ -245,7 +247,7 @@ def order_gpu(
     bounds: Bounds,
     ctx: DeviceContext,
 ) raises -> SortedPlaces:
-    """Both counts are from 1 to 2^31 - 1."""
+    """Sorts the list of places. Both counts are from 1 to 2^31 - 1."""
     var new = SortedPlaces(
         scratch[DType.int32](ctx, count), scratch[DType.int32](ctx, count)
     )

@@ -16,7 +16,7 @@ from .extents import Rows
 def start_row[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], zeros: Bool, count: Int):
-    """`count` neighbouring elements of what is added to."""
+    """Initializes `count` neighbouring elements of y: zeros, or a copy of x."""
     if zeros:
         _ = external_call["memset", Ptr[dtype]](
             y, Int32(0), count * size_of[dtype]()

@@ -78,8 +78,8 @@ def short_list_gpu[
     rows: Rows,
     ctx: DeviceContext,
 ) raises:
-    """`y` has what rows are put into. There are columns, and 1 to SHORT_LIST rows in the list.
-    """
+    """Puts the rows of a short list. `y` already holds the values around them. There are columns, and 1 to SHORT_LIST
+    rows in the list."""
     var stretches = ceildiv(rows.columns(), CARRIED * THREADS)
     ctx.enqueue_function[short_list_kernel[dtype]](
         y,

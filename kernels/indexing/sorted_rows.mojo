@@ -39,15 +39,15 @@ comptime SHARES = THREADS // COMBINED
 
 @fieldwise_init
 struct Pieces(KernelArgument):
-    """How the work is cut."""
+    """The division of the work into pieces."""
 
     var rows: Rows
     var length: Int
-    """Of a piece."""
+    """Rows of a piece."""
     var lanes: Int
     """Threads of a piece that lie side by side."""
     var stretches: Int
-    """Of columns, where those of `lanes` threads are not all."""
+    """Stretches into which the columns are divided where `lanes` threads do not cover them."""
 
     def __init__(out self, rows: Rows):
         self.rows = rows
@@ -70,8 +70,8 @@ struct Pieces(KernelArgument):
 def _finish[
     dtype: DType
 ](y: Ptr[dtype], sum: Scalar[sum_type[dtype]], zeros: Bool):
-    """Adds the sum of an element's rows, of which there is one, to what it is added to: nobody waits for an atomic addition.
-    """
+    """Adds the one sum of an element's rows to y, or stores it if `zeros`; an atomic addition spares the wait for y's
+    old value."""
     comptime atomic = dtype == sum_type[dtype]
     if zeros:
         y[] = sum.cast[dtype]()
@@ -94,8 +94,9 @@ def sum_piece[
     p: Pieces,
     thread: Int,
 ):
-    """Thread number `thread`, counted over all blocks. `parts` is [2, pieces, columns]: of the place that a piece begins within,
-    and of the one that goes on behind it. `y` has what is added to."""
+    """Runs thread number `thread`, counted over all blocks. `parts` [2, pieces, columns] receives the sums of the place
+    within which a piece begins, and of the one that goes on behind it. `y` already holds the values that sums are added
+    to."""
     comptime acc = sum_type[dtype]
     var rows = p.rows
     var lane = thread % p.lanes
@@ -168,8 +169,8 @@ def sum_piece[
 
 @always_inline
 def last_piece(sorted: Ptr[DType.int32], p: Pieces, piece: Int) -> Int:
-    """The last piece that begins within the place that goes on behind `piece`; -1 where that place began before, or none goes
-    on, or it is outside."""
+    """Returns the last piece that begins within the place that goes on behind `piece`; -1 if that place began before
+    `piece`, if none goes on, or if it lies outside."""
     var begin = piece * p.length
     var end = begin + p.length
     if end >= p.rows.count:
@@ -209,7 +210,7 @@ def sum_parts[
     column: Int,
     share: Int,
 ) -> Scalar[sum_type[dtype]]:
-    """One of SHARES shares of the parts of a place, in their order."""
+    """Adds up one of SHARES shares of the parts of a place, in their order."""
     var total = Scalar[sum_type[dtype]](0)
     var columns = p.rows.columns()
     var number = last - piece
@@ -333,8 +334,8 @@ def sorted_rows_gpu[
     bounds: Bounds,
     ctx: DeviceContext,
 ) raises:
-    """`y` has what is added to. There are places, columns and a list of at least one place.
-    """
+    """Adds (or puts) rows by a sorted list. `y` already holds the values that they are added to. There are places,
+    columns and a list of at least one place."""
     if max(rows.count, rows.places) >= Int(Int32.MAX):
         raise Error(
             t"scatter: {rows.count} rows go to {rows.places} places: must be"

@@ -43,9 +43,9 @@ def scatter_unordered[
     bounds: Bounds,
     thread: Int,
 ):
-    """Thread number `thread` of `threads`: TOGETHER of the list's rows, which are `groups` such groups, and one of the `vectors` of
-    a row, of `width` elements. A place is a row's own (`index` [count]) or an element's ([outer, count, inner]). Where
-    elements are put, a column has one.
+    """Runs thread number `thread` of `threads`. An item is TOGETHER of the list's rows, which form `groups` such
+    groups, and one of the `vectors` of a row, of `width` elements. A place is a row's own (`index` [count]) or an
+    element's ([outer, count, inner]). Where elements are put, a column has one.
     """
     comptime assert by_rows or width == 1, "each element has a place"
     if Int64(thread) >= threads:
@@ -161,8 +161,8 @@ def unordered_gpu[
     rows: Rows,
     ctx: DeviceContext,
 ) raises:
-    """`y` has what is added to. The source has 1 to 2^31 - 1 elements, one in a column where they are put.
-    """
+    """Adds (or puts) the source's elements in any order. `y` already holds the values that they are added to. The
+    source has 1 to 2^31 - 1 elements, one per column where they are put."""
     comptime if by_rows and dtype == DType.float32:
         var addresses = Int(y.unsafe_ptr()) | Int(source.unsafe_ptr())
         if (

@@ -1,5 +1,5 @@
-"""One result at a time, with 64-bit numbers: right on every device and for every problem, and the reference for the fast
-kernels."""
+"""One result at a time, with 64-bit numbers: correct on every device and for every problem, and the reference for the
+fast kernels."""
 
 from max.gpu import global_idx
 from max.gpu.host import DeviceContext

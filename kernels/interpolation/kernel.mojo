@@ -1,8 +1,8 @@
-"""What every interpolation kernel offers, and the tables that choose among them.
+"""The interface of an interpolation kernel, and the tables that choose among kernels.
 
-A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `refusal`, None or
-in words why it would be wrong for a problem; `launch`. A kernel says nothing of speed: each device's dispatch.mojo has a
-table of its kernels, and a heuristic that says for which problems each is worthwhile.
+A kernel is a type without values: `NAME`, the name of its algorithm, which a profiler shows, too; `refusal`, None or
+the reason in words why it would be wrong for a problem; `launch`. A kernel says nothing of speed: each device's
+dispatch.mojo has a table of its kernels, and a heuristic that says for which problems each is worthwhile.
 """
 
 from max.gpu.host import DeviceContext
@@ -13,13 +13,13 @@ from .problem import InterpolationProblem, Spans
 
 @fieldwise_init
 struct InterpolationTensors[dtype: DType](TrivialRegisterPassable):
-    """The tensors: y = the results, x = what they read."""
+    """The tensors: y, the results, and x, which they read."""
 
     var y: Ptr[Self.dtype]
     var x: Ptr[Self.dtype]
 
     def are_aligned(self) -> Bool:
-        """Whether both begin with a whole vector of 16 bytes."""
+        """Whether both tensors begin at a whole vector of 16 bytes."""
         return (Int(self.y) | Int(self.x)) % 16 == 0
 
 
@@ -46,19 +46,20 @@ trait InterpolationKernel:
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) raises:
-        """Of a problem that has no refusal. On a CPU it ends when the result is there.
+        """Launches the kernel for a problem that it does not refuse. On a CPU the result is complete on return.
         """
         ...
 
 
 trait Heuristic:
-    """For which problems the kernels of a table are fast."""
+    """The problems for which the kernels of a table are fast."""
 
     @staticmethod
     def is_worthwhile[
         Kernel: InterpolationKernel, dtype: DType
     ](p: InterpolationProblem[accumulation_type[dtype]]) -> Bool:
-        """Whether the kernel is faster than those behind it in the table."""
+        """Whether the kernel is faster than the kernels behind it in the table.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""One interpolation, or the gradient of one: which is which only the tables of its axes know.
+"""One interpolation, or the gradient of one; the two differ only in the tables of their axes.
 
 Letters: N batch, D H W spatial axes, C channels. A tensor is always [N, D, H, W, C]; a contiguous NCHW tensor arrives as
 [N * C, D, H, W, 1]. A result is the sum over the elements that its three tables name, each times the three weights.
@@ -74,11 +74,12 @@ struct InterpolationProblem[Acc: DType](KernelArgument):
 
 @fieldwise_init
 struct Spans(TrivialRegisterPassable):
-    """How many neighbouring elements of W neighbouring results read together.
+    """The number of neighbouring elements of W that neighbouring results read together.
     """
 
     var most: Ptr[DType.int64]
-    """For 1, 2, 4, ... results, of which the first is a multiple of their number; the last number serves all results."""
+    """The most elements that 1, 2, 4, ... results read, of which the first is a multiple of their number; the last
+    count is that of all results."""
     var count: Int
 
     def of(self, log: Int) -> Int:

@@ -1,4 +1,4 @@
-"""Which kernel runs a product."""
+"""Selection of the kernel that runs a product."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu

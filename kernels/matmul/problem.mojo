@@ -12,7 +12,7 @@ from ..common.library import Arguments
 
 @fieldwise_init
 struct Matrices(KernelArgument):
-    """How the matrices of one tensor lie, in elements."""
+    """The layout of one tensor's matrices, in elements."""
 
     var start: Int
     var batch0: Int
@@ -23,7 +23,7 @@ struct Matrices(KernelArgument):
 
     @staticmethod
     def take(mut arguments: Arguments, name: StaticString) raises -> Self:
-        """From a call's numbers.
+        """Reads the strides from a call's numbers.
 
         Raises:
             Error: one of them is negative.
@@ -85,7 +85,7 @@ struct MatmulProblem(KernelArgument):
 
     @staticmethod
     def take(mut arguments: Arguments) raises -> Self:
-        """From a call's numbers.
+        """Reads the problem from a call's numbers.
 
         Raises:
             Error: an extent or a stride is negative.
@@ -116,13 +116,13 @@ struct MatmulProblem(KernelArgument):
 
     @always_inline
     def place(self, matrices: Matrices, number: Int) -> Int:
-        """Where matrix `number` of the batch begins."""
+        """Returns the offset of matrix `number` of the batch."""
         var inner = number % self.batch2
         var rest = number // self.batch2
         return matrices.offset(rest // self.batch1, rest % self.batch1, inner)
 
     def transposed(self) -> Self:
-        """The same product as C^T = B^T A^T."""
+        """Returns the same product as C^T = B^T A^T."""
         return Self(
             self.allow_tf32,
             self.n,

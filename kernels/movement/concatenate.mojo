@@ -14,7 +14,7 @@ from ..common.pointer import Ptr
 from ..common.vectors import copy_row
 
 comptime MAX_PARTS = 48
-"""Of one launch: what a kernel's arguments hold."""
+"""Parts of one launch, at most: as many as a kernel's arguments hold."""
 comptime THREADS = 256
 
 
@@ -116,7 +116,7 @@ def concatenate_gpu[
 ](
     y: Ptr[dtype], mut parts: ConcatenatedParts, count: Int, ctx: DeviceContext
 ) raises:
-    """All widths are at least 1."""
+    """Concatenates the parts; all widths are at least 1."""
     comptime vector = VECTOR_BYTES // size_of[dtype]()
     var together = Int(y)
     var fits = parts.total % vector == 0

@@ -20,7 +20,7 @@ from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
 
 comptime MAX_DIGITS = 6
-"""Of a permutation, as fusion/movement.py knows."""
+"""Digits of a permutation, at most, as in fusion/movement.py."""
 comptime OTHERS = MAX_DIGITS - 2
 """Digits beside a tile's rows and columns."""
 comptime CPU_TILE = 32
@@ -33,7 +33,7 @@ comptime ROWS = 8
 # A digit of at most so many values leaves most of a square tile empty.
 comptime NARROW = 16
 comptime NARROW_ELEMENTS = 4096
-"""Of a block's tile in shared memory."""
+"""Elements of a block's tile in shared memory."""
 comptime NARROW_THREADS = 256
 
 
@@ -47,11 +47,11 @@ struct Permutation(KernelArgument):
     var columns: Int
     """Extent of the result's last digit, which moves on by one in the result."""
     var step: Int
-    """From one row to the next in the result."""
+    """Elements from one row to the next in the result."""
     var pitch: Int
-    """From one column to the next in the source."""
+    """Elements from one column to the next in the source."""
     var extents: StaticTuple[Divisor, OTHERS]
-    """Of the other digits, the last one first."""
+    """Extents of the other digits, the last one first."""
     var strides: IndexList[OTHERS]
     var steps: IndexList[OTHERS]
 
@@ -61,8 +61,8 @@ struct Permutation(KernelArgument):
         extents: IndexList[MAX_DIGITS],
         strides: IndexList[MAX_DIGITS],
     ) raises:
-        """Of `count` digits. Raises where none but the last one moves on by one in the source, or an extent is no int32.
-        """
+        """Describes a permutation of `count` digits. Raises where no digit but the last one moves on by one in the
+        source, or where an extent does not fit int32."""
         self.rows = 0
         self.columns = extents[count - 1]
         self.step = 0
@@ -135,7 +135,7 @@ struct TransposeTiles(KernelArgument):
 
     @always_inline
     def tile(self, number: Int32) -> TransposeTile:
-        """Where a tile begins."""
+        """Returns the position at which a tile begins."""
         var rest, across = self.across.divide(number)
         var outer, down = self.down.divide(rest)
         var row = Int(down) * self.height
@@ -194,8 +194,8 @@ def transpose_cpu[
 def transpose_kernel[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles):
-    """A block moves a tile through shared memory, by four bytes wider than it is, so that columns lie in many banks.
-    """
+    """Moves a block's tile through shared memory, whose rows are four bytes longer than the tile's, so that columns are
+    spread over the banks."""
     comptime pitch_shared = GPU_TILE + max(1, 4 // size_of[dtype]())
     comptime repeats = GPU_TILE // LANES
     comptime V = Scalar[dtype]
@@ -239,8 +239,8 @@ def transpose_kernel[
 def narrow_transpose_kernel[
     dtype: DType, few_columns: Bool, few: Int
 ](y: Ptr[dtype], x: Ptr[dtype], tiling: TransposeTiles, by_few: Divisor):
-    """A block moves a long tile, of at most `few` columns or rows, through shared memory. On the side where the digit of few
-    values is the faster one, elements are taken in the order in which they lie.
+    """Moves a block's long tile, of at most `few` columns or rows, through shared memory. On the side where the digit
+    of few values is the faster one, elements are taken in the order in which they lie.
     """
     comptime length = NARROW_ELEMENTS // few
     comptime turns = length // NARROW_THREADS
@@ -318,7 +318,7 @@ def narrow_transpose_gpu[
 ](
     y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
 ) raises:
-    """Of few columns, or few rows."""
+    """Permutes a tensor of few columns, or of few rows."""
     comptime for few_columns in [True, False]:
         var count = permutation.columns if few_columns else permutation.rows
         comptime for few in [4, NARROW]:
@@ -347,7 +347,7 @@ def transpose_gpu[
 ](
     y: Ptr[dtype], x: Ptr[dtype], permutation: Permutation, ctx: DeviceContext
 ) raises:
-    """In square tiles."""
+    """Permutes a tensor in square tiles."""
     var tiling = TransposeTiles(permutation, GPU_TILE, GPU_TILE)
     ctx.enqueue_function[transpose_kernel[dtype]](
         y,

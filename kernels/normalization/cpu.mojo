@@ -161,7 +161,8 @@ def _sums[
     rows: Int,
     channels: Int,
 ):
-    """For each channel the sum of dy and the sum of dy * (x - mean)."""
+    """Computes for each channel the sum of dy and the sum of dy * (x - mean).
+    """
     comptime vector = simd_width_of[acc]()
     var columns = folded(rows, channels, vector, TILE * vector)
     var width = columns.width()

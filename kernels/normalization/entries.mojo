@@ -30,6 +30,5 @@ def batch_norm_statistics_only[
 def batch_norm_gradient_sums[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Everything that the backward pass reduces, for each channel (operands.mojo).
-    """
+    """Computes every per-channel sum of the backward pass (operands.mojo)."""
     dispatch.gradient_sums[target](GradientSums[dtype].take(arguments), ctx)

@@ -1,4 +1,4 @@
-"""What the kernels reduce: x [rows, C], contiguous, over rows.
+"""The tensor that the kernels reduce over rows: x [rows, C], contiguous.
 
 A tensor with few channels would leave most lanes of a vector idle, so `fold` consecutive rows are read as one row of
 fold * C columns; column k belongs to channel k % C. The rows % fold rows at the end are added apart.
@@ -99,9 +99,8 @@ def _rows[
 ](x: Ptr[dtype], row: Int, last: Int, spare: Int, pitch: Int) -> StaticTuple[
     SIMD[dtype, width], count
 ]:
-    """Vectors of the rows from `row` on as they lie in memory, so that the loads wait together; from `last` on of the row
-    `spare` instead.
-    """
+    """Loads vectors of the rows from `row` on without converting them, so that all loads are in flight together; rows
+    from `last` on are replaced by the row `spare`."""
     var rows = StaticTuple[SIMD[dtype, width], count](
         fill=SIMD[dtype, width](0)
     )

@@ -218,8 +218,8 @@ def merge_moments_kernel[
     momentum: Scalar[acc],
     epsilon: Scalar[acc],
 ):
-    """Of each channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i - mean)^2).
-    """
+    """Merges the partial moments of each channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i -
+    mean)^2)."""
     var own = Int(block_idx.x) * MERGE_COLUMNS + Int(thread_idx.x)
     var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
@@ -333,7 +333,8 @@ def merge_sums_kernel[
 
 @fieldwise_init
 struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of stage 1: `tiles` x `slices` blocks of `lanes` x `rows` threads."""
+    """The launch shape of stage 1: `tiles` x `slices` blocks of `lanes` x `rows` threads.
+    """
 
     var lanes: Int
     var rows: Int
@@ -343,8 +344,8 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @staticmethod
     def of(columns: FoldedRows, vector: Int) -> Self:
-        """Equal tiles of columns, so that no lanes are idle; a round of rows for each thread at least.
-        """
+        """Returns a launch shape with equal tiles of columns, so that no lanes are idle, and at least one round of rows
+        for each thread."""
         var vectors = ceildiv(columns.width(), vector)
         var lanes = ceildiv(vectors, ceildiv(vectors, LANES))
         var rows = THREADS // lanes
@@ -357,7 +358,7 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
         return Self(lanes, rows, tiles, share, slices)
 
     def parts(self, columns: FoldedRows) -> Slices:
-        """What stage 2 finds."""
+        """Returns the slices that stage 2 merges."""
         return Slices(
             Int64(columns.wide_rows()),
             Int64(columns.tail()),

@@ -14,6 +14,6 @@ struct NormalizationNumbers(ImplicitlyCopyable):
         return Self(arguments.take_float(), arguments.take_float())
 
     def append_to(self, mut call: Call):
-        """Hands them on."""
+        """Appends both numbers to a call."""
         call.append_float(self.momentum)
         call.append_float(self.epsilon)

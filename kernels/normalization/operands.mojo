@@ -1,7 +1,7 @@
-"""What the entries take: tensors, checked, and extents.
+"""The operands of the entries: checked tensors, and their extents.
 
-x and dy are contiguous [rows, C]; everything for each channel is [C] in the accumulation type (float64 for float64,
-else float32).
+x and dy are contiguous [rows, C]; per-channel tensors are [C] in the accumulation type (float64 for float64, else
+float32).
 """
 
 from ..common.library import Arguments, Operand
@@ -25,7 +25,7 @@ struct Statistics[dtype: DType](ImplicitlyCopyable):
     var mean: Ptr[Self.Acc]
     var invstd: Ptr[Self.Acc]
     var new_mean: Ptr[Self.Acc]
-    """This and the other running statistics point anywhere where there are none."""
+    """The new running mean; this and the other running statistics point anywhere where there are none."""
     var new_variance: Ptr[Self.Acc]
     var x: Ptr[Self.dtype]
     var old_mean: Ptr[Self.Acc]
@@ -69,7 +69,7 @@ struct Statistics[dtype: DType](ImplicitlyCopyable):
 
 @fieldwise_init
 struct GradientSums[dtype: DType](ImplicitlyCopyable):
-    """Everything that the backward pass reduces, for each channel.
+    """The per-channel sums of the backward pass.
 
     sum_dy = sum(dy), grad_weight = sum(dy * xhat), mean_dy = sum_dy / rows, projection = grad_weight * invstd / rows,
     where xhat = (x - mean) * invstd."""

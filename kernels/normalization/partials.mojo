@@ -1,6 +1,5 @@
-"""Where the second stage of batch normalization's reductions finds partial results: two numbers for each channel of each
-part, and how many rows the part has.
-"""
+"""The layout in which the second stage of batch normalization's reductions finds partial results: two numbers for each
+channel of each part, and the number of rows of the part."""
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import divide
@@ -8,20 +7,20 @@ from ..common.pointer import Ptr
 
 
 trait Partials(KernelArgument):
-    """Parts in memory, and what of a tensor's rows no part has."""
+    """Parts in memory, and the rows of a tensor that no part covers."""
 
     comptime NAME: StaticString
 
     def parts(self, channel: Int) -> Int:
-        """How many parts a channel has."""
+        """Returns how many parts a channel has."""
         ...
 
     def place(self, channel: Int, part: Int) -> Int:
-        """Of the first number."""
+        """Returns the offset of the first number of a channel's part."""
         ...
 
     def plane(self) -> Int:
-        """How far behind the first number the second one lies."""
+        """Returns the distance from the first number to the second one."""
         ...
 
     def count[
@@ -85,8 +84,8 @@ struct Slices(Partials):
 
 @fieldwise_init
 struct Slots(Partials):
-    """What blocks that walk tiles keep: every `column_tiles`-th slot belongs to the same `columns` channels. Slots lie as
-    [slot][number][column], and behind them the rows of each.
+    """Partial results of blocks that walk tiles: every `column_tiles`-th slot belongs to the same `columns` channels.
+    Slots lie as [slot][number][column], followed by the number of rows of each slot.
     """
 
     comptime NAME = "slots"
@@ -95,7 +94,7 @@ struct Slots(Partials):
     var columns: Int64
 
     def elements(self) -> Int:
-        """Of all slots."""
+        """Returns the number of elements of all slots."""
         return Int(self.slots) * (2 * Int(self.columns) + 1)
 
     @always_inline

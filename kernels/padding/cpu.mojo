@@ -22,7 +22,7 @@ from .problem import PaddingProblem
 comptime SHORT_ROW = 20
 """Elements of a padded row below which a plane is taken element by element."""
 comptime SHORT_GRADIENT = 32
-"""The same of a gradient, whose rows are added several at a time."""
+"""The same for a gradient, whose rows are added several at a time."""
 
 
 @always_inline
@@ -69,7 +69,7 @@ def _plane(p: PaddingProblem) -> Int:
 
 
 def _has_short_rows(p: PaddingProblem, longest: Int) -> Bool:
-    """Whether there are many planes whose rows are worth no call of their own.
+    """Whether there are many planes whose rows are too short for a call of their own.
     """
     return (
         p.channels == 1
@@ -80,7 +80,7 @@ def _has_short_rows(p: PaddingProblem, longest: Int) -> Bool:
 
 
 def _elements(p: PaddingProblem, vector: Int) -> OffsetTable:
-    """For each place of a padded plane the element that it shows."""
+    """Returns for each place of a padded plane the element that it shows."""
     var table = OffsetTable(_padded_plane(p), 1, vector)
     var i = 0
     for d in range(p.d.padded):
@@ -252,7 +252,7 @@ def border_fprop_cpu[
 def _add_borders[
     dtype: DType, Acc: DType, //
 ](sums: Ptr[Acc], row: Ptr[dtype], p: PaddingProblem):
-    """What a row of dy shows before its first element of dx, and behind its last.
+    """Adds the places of a row of dy before the first element of dx, and those behind the last one.
     """
     _add_places(sums, row, p, 0, min(p.w.low, p.w.padded))
     _add_places(sums, row, p, max(p.w.low + p.w.extent, 0), p.w.padded)
@@ -268,7 +268,8 @@ def _add_places[
     begin: Int32,
     end: Int32,
 ):
-    """Places begin to end - 1 of a row of dy, which lie in a border."""
+    """Adds places `begin` to `end` - 1 of a row of dy, which lie in a border.
+    """
     var channels = Int(p.channels)
     for place in range(begin, end):
         if channels == 1:

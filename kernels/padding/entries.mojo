@@ -27,7 +27,7 @@ struct PaddingNumbers(ImplicitlyCopyable):
 def _problem(
     x: IndexList[5], y: IndexList[5], numbers: PaddingNumbers
 ) raises -> PaddingProblem:
-    """Of the extents without and with borders."""
+    """Returns the problem with the given extents without and with borders."""
     check_equal("padded N", y[0], x[0], "N")
     check_equal("padded C", y[4], x[4], "C")
     var mirrored = numbers.mirrored
@@ -77,7 +77,7 @@ def border_fprop[
 def border_dgrad[
     target: StaticString, dtype: DType
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx gathers, for each element, what dy has where padding shows it. Deterministic.
+    """dx is, for each element, the sum of dy over the places where padding shows it. Deterministic.
     """
     var numbers = PaddingNumbers.take(arguments)
     var dx = arguments.take[dtype, 5]()

@@ -1,5 +1,5 @@
-"""Borders on a GPU: a thread has a vector of channels, or an element, and copies it; of the gradient it gathers what shows
-it."""
+"""Borders on a GPU: a thread copies a vector of channels, or an element; in the gradient it gathers the places that
+show it."""
 
 from std.math import ceildiv
 from std.sys import size_of

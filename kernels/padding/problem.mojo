@@ -8,30 +8,30 @@ from ..common.argument import KernelArgument
 
 @fieldwise_init
 struct Shown(TrivialRegisterPassable):
-    """Where one axis of dy shows an element of dx: at neighbouring places, and at up to two more.
+    """The places along one axis of dy that show an element of dx: neighbouring places, and up to two more.
     """
 
     var first: Int32
     var count: Int32
-    """Of the neighbouring places."""
+    """The number of neighbouring places."""
     var second: Int32
-    """Another place; -1 for none. So is `third`."""
+    """Another place, or -1 for none; likewise `third`."""
     var third: Int32
 
     @always_inline
     def all(self) -> Int32:
-        """How many places there may be."""
+        """Returns how many places there may be."""
         return self.count + 2
 
     @always_inline
     def is_single(self) -> Bool:
-        """Whether there is one place, `first`, as of all elements but those near the borders.
+        """Whether `first` is the only place, as for all elements but those near the borders.
         """
         return self.count == 1 and self.second < 0 and self.third < 0
 
     @always_inline
     def place(self, k: Int32) -> Int32:
-        """Place `k` of `all`, -1 for none."""
+        """Returns place `k` of `all`, or -1 for none."""
         if k < self.count:
             return self.first + k
         return self.second if k == self.count else self.third
@@ -40,16 +40,16 @@ struct Shown(TrivialRegisterPassable):
 @fieldwise_init
 struct PaddedAxis(KernelArgument):
     var extent: Int32
-    """Of dx."""
+    """The extent of dx."""
     var padded: Int32
-    """Of dy."""
+    """The extent of dy."""
     var low: Int32
     var mirrored: Bool
-    """Else the outermost elements are repeated."""
+    """Whether borders mirror the tensor; otherwise they repeat its outermost elements."""
 
     @always_inline
     def shown(self, i: Int32) -> Shown:
-        """Where dy shows element `i`."""
+        """Returns the places along dy that show element `i`."""
         var last = self.extent - 1
         if self.mirrored:
             var own = i + self.low
@@ -106,6 +106,6 @@ struct PaddingProblem(KernelArgument):
 
     @always_inline
     def padded_row(self, n: Int, d: Int32, h: Int32) -> Int:
-        """Where a row of dy begins."""
+        """Returns the offset of a row of dy."""
         var row = (n * Int(self.d.padded) + Int(d)) * Int(self.h.padded)
         return (row + Int(h)) * self.padded_length()

@@ -43,8 +43,8 @@ def pointwise_kernel[
 def _threads[
     count: Int, dims: Int, width: Int, parts: Int
 ](operands: ProgramOperands[count, dims], vectors: Int) -> Int:
-    """How many threads share `vectors`: whole rows of them where rows are whole vectors, so that a thread's vectors have
-    the last digit in common."""
+    """Returns how many threads share `vectors`: whole rows of them where rows are whole vectors, so that a thread's
+    vectors have the last digit in common."""
     var threads = ceildiv(vectors, parts)
     comptime if parts > 1 and dims > 1:
         var row = Int(operands.extents[dims - 1])

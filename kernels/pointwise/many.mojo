@@ -35,7 +35,8 @@ struct TensorTable[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
     var tensors: Int
 
     def __init__(out self, words: Int, tensors: Int):
-        """`words` is the address of what `words_of_tensors` took."""
+        """Makes a table of `tensors` tensors; `words` is the address that `words_of_tensors` took.
+        """
         self.tensors = tensors
         self._words = MutPointer[Int, MutUntrackedOrigin](
             unsafe_from_address=words
@@ -123,7 +124,8 @@ struct TensorBatch[count: Int, most: Int](KernelArgument):
 
 @always_inline
 def tensors_at_once(count: Int) -> Int:
-    """How many tensors of `count` operands a kernel's arguments hold."""
+    """Returns how many tensors of `count` operands a kernel's arguments hold.
+    """
     return min(MAX_TENSORS, ARGUMENT_BYTES // (8 * count + 12))
 
 
@@ -140,7 +142,7 @@ struct BlockTensor[count: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 def block_tensor[
     count: Int, most: Int
 ](batch: TensorBatch[count, most]) -> BlockTensor[count]:
-    """What this block works on."""
+    """The tensor and the elements that this block works on."""
     var block = Int32(block_idx.x)
     var operands = ProgramOperands[count, 1]()
     var size = 0
@@ -159,7 +161,8 @@ def block_tensor[
 def is_aligned[
     count: Int, ordered: Int
 ](operands: ProgramOperands[count, 1]) -> Bool:
-    """Whether vectors may be moved: of what lies in order."""
+    """Whether vectors may be moved: whether the operands that are read in order are aligned.
+    """
     var together = 0
     comptime for n in range(count):
         comptime if (ordered >> n) & 1 == 1:
@@ -200,8 +203,8 @@ def filled[
     first: Int,
     elements: Int,
 ) -> Int:
-    """Puts the tensors from `first` on into `batch`, of which a block takes `elements`; how many blocks that are.
-    """
+    """Fills `batch` with the tensors from `first` on, of which a block takes `elements`; returns how many blocks that
+    makes."""
     var blocks = 0
     for place in range(min(most, table.tensors - first)):
         comptime for n in range(count):
@@ -221,7 +224,8 @@ def many_gpu[
     vector: Int,
     ordered: Int,
 ](table: TensorTable[count], ctx: DeviceContext) raises:
-    """As many tensors in a launch as its arguments hold; none is empty."""
+    """Runs a program over many tensors, as many in a launch as its arguments hold; none is empty.
+    """
     comptime most = tensors_at_once(count)
     for first in range(0, table.tensors, most):
         var batch = TensorBatch[count, most]()

@@ -1,4 +1,4 @@
-"""What a pointwise program sees: its operands, and the place of the elements that it computes now.
+"""The arguments of a pointwise program: its operands, and the place of the elements that it computes now.
 
 A program computes `width` elements of one or more results from the elements of its inputs that belong to them. It is a
 function over `ProgramOperands`, in which results and inputs stand alike, written for each elementwise expression; sizes and
@@ -29,11 +29,11 @@ struct ElementPosition[dims: Int](ImplicitlyCopyable, TrivialRegisterPassable):
 struct RunPositions[dims: Int, parts: Int](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
-    """Where `parts` runs of neighbouring elements begin."""
+    """The places where `parts` runs of neighbouring elements begin."""
 
     var data: StaticTuple[ElementPosition[Self.dims], Self.parts]
     var live: StaticTuple[Bool, Self.parts]
-    """Whether a run's results are wanted; its inputs can be read all the same."""
+    """Whether a run's results are wanted; its inputs can be read in either case."""
     var column: Int
     """The last digit of the first run, and of the others where programs rely on it (`column`)."""
 
@@ -48,7 +48,8 @@ struct RunPositions[dims: Int, parts: Int](
 
     @always_inline
     def put[part: Int](mut self, place: ElementPosition[Self.dims], live: Bool):
-        """Where run `part` begins."""
+        """Sets the place where run `part` begins, and whether its results are wanted.
+        """
         self.data[part] = place
         self.live[part] = live
 
@@ -70,7 +71,7 @@ struct ProgramOperands[count: Int, dims: Int](
     """Addresses; extents of guards; bits of numbers."""
     var extents: IndexList[Self.dims, element_type=DType.int32]
     var multipliers: IndexList[Self.dims, element_type=DType.uint32]
-    """With `shifts`: how to divide by `extents` (common/arithmetic.mojo)."""
+    """Multipliers that, with `shifts`, divide by `extents` (common/arithmetic.mojo)."""
     var shifts: IndexList[Self.dims, element_type=DType.uint32]
     var strides: IndexList[Self.count * Self.dims, element_type=DType.int32]
     var starts: IndexList[Self.count, element_type=DType.int32]
@@ -94,7 +95,7 @@ struct ProgramOperands[count: Int, dims: Int](
 
     @always_inline
     def place(self, index: Int) -> ElementPosition[Self.dims]:
-        """Where the element `index` of a result is, below 2^31."""
+        """Returns the place of element `index` of a result, below 2^31."""
         var digits = IndexList[Self.dims, element_type=DType.int32]()
         var rest = UInt32(index)
         comptime for reverse in range(Self.dims - 1):
@@ -147,7 +148,7 @@ struct ProgramOperands[count: Int, dims: Int](
     def linear[
         dtype: DType, n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
-        """Of an operand whose elements are counted as the result's."""
+        """Reads an operand whose elements are numbered like the result's."""
         return self._load[dtype, width](
             self._pointer[dtype, n]().unsafe_offset(place.index)
         )
@@ -156,7 +157,7 @@ struct ProgramOperands[count: Int, dims: Int](
     def row[
         dtype: DType, n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
-        """Of an operand that steps by one element with the last digit."""
+        """Reads an operand that steps by one element with the last digit."""
         return self._load[dtype, width](
             self._pointer[dtype, n]().unsafe_offset(self._offset[n](place))
         )
@@ -165,7 +166,7 @@ struct ProgramOperands[count: Int, dims: Int](
     def same[
         dtype: DType, n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
-        """Of an operand that does not change with the last digit."""
+        """Reads an operand that does not change with the last digit."""
         return SIMD[dtype, width](
             self._pointer[dtype, n]()[unsafe_offset=self._offset[n](place)]
         )
@@ -174,7 +175,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def strided[
         dtype: DType, n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
-        """Of an operand that steps by any number with the last digit."""
+        """Reads an operand that steps by any number of elements with the last digit.
+        """
         var source = self._pointer[dtype, n]().unsafe_offset(
             self._offset[n](place)
         )
@@ -188,7 +190,7 @@ struct ProgramOperands[count: Int, dims: Int](
     def each[
         dtype: DType, n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[dtype, width]:
-        """Of any operand, element by element; they may belong to several rows.
+        """Reads any operand, element by element; the elements may belong to several rows.
         """
         var source = self._pointer[dtype, n]()
         comptime if width == 1:
@@ -221,7 +223,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def inside_row[
         n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
-        """Where a guard that steps with the last digit holds."""
+        """Returns for each element whether a guard that steps with the last digit holds.
+        """
         var step = Int32(self.strides[n * Self.dims + Self.dims - 1])
         var first = Int32(self._offset[n](place))
         var mask = SIMD[DType.bool, width](fill=False)
@@ -235,7 +238,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def inside_each[
         n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
-        """Where a guard holds for elements that may belong to several rows."""
+        """Returns for each element whether a guard holds, where elements may belong to several rows.
+        """
         var mask = SIMD[DType.bool, width](fill=False)
         comptime for lane in range(width):
             mask[lane] = self.inside_same[n, 1](self.place(place.index + lane))[
@@ -249,7 +253,8 @@ struct ProgramOperands[count: Int, dims: Int](
     ](
         self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
     ) -> SIMD[dtype, width]:
-        """As `row` where `mask` holds; nothing is read elsewhere."""
+        """Reads as `row` does, where `mask` holds; nothing is read elsewhere.
+        """
         if mask.reduce_and():
             return self.row[dtype, n, width](place)
         return self.strided_if[dtype, n, width](place, mask)
@@ -260,7 +265,8 @@ struct ProgramOperands[count: Int, dims: Int](
     ](
         self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
     ) -> SIMD[dtype, width]:
-        """As `same` where `mask` holds; nothing is read elsewhere."""
+        """Reads as `same` does, where `mask` holds; nothing is read elsewhere.
+        """
         if mask.reduce_or():
             return self.same[dtype, n, width](place)
         return SIMD[dtype, width]()
@@ -271,7 +277,8 @@ struct ProgramOperands[count: Int, dims: Int](
     ](
         self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
     ) -> SIMD[dtype, width]:
-        """As `strided` where `mask` holds; nothing is read elsewhere."""
+        """Reads as `strided` does, where `mask` holds; nothing is read elsewhere.
+        """
         var value = SIMD[dtype, width]()
         if mask.reduce_or():
             var first = self._offset[n](place)
@@ -289,7 +296,8 @@ struct ProgramOperands[count: Int, dims: Int](
     ](
         self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
     ) -> SIMD[dtype, width]:
-        """As `each` where `mask` holds; nothing is read elsewhere."""
+        """Reads as `each` does, where `mask` holds; nothing is read elsewhere.
+        """
         var value = SIMD[dtype, width]()
         comptime for lane in range(width):
             if mask[lane]:
@@ -302,8 +310,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def read[
         parts: Int, //, way: StaticString, dtype: DType, n: Int, width: Int
     ](self, places: RunPositions[Self.dims, parts]) -> SIMD[dtype, width]:
-        """Of an operand that is read in one of the ways above, or as `column`: it steps by one element with the last
-        digit, which all runs share, and does not change with the others."""
+        """Reads an operand in one of the ways above, or as `column`: it steps by one element with the last digit, which
+        all runs share, and does not change with the others."""
         comptime piece = width // parts
         var value = SIMD[dtype, width]()
         comptime if way == "column":
@@ -339,7 +347,8 @@ struct ProgramOperands[count: Int, dims: Int](
         places: RunPositions[Self.dims, parts],
         mask: SIMD[DType.bool, width],
     ) -> SIMD[dtype, width]:
-        """As `read` where `mask` holds; nothing is read elsewhere."""
+        """Reads as `read` does, where `mask` holds; nothing is read elsewhere.
+        """
         comptime piece = width // parts
         var value = SIMD[dtype, width]()
         comptime for part in range(parts):
@@ -361,7 +370,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def inside[
         parts: Int, //, way: StaticString, n: Int, width: Int
     ](self, places: RunPositions[Self.dims, parts]) -> SIMD[DType.bool, width]:
-        """Where a guard that is asked in one of the ways above holds."""
+        """Returns for each element whether a guard holds, asked in one of the ways above.
+        """
         comptime piece = width // parts
         var mask = SIMD[DType.bool, width](fill=False)
         comptime for part in range(parts):

@@ -1,4 +1,4 @@
-"""The always-right reference: every function computes one element of a result from its flat number.
+"""The reference, correct for every geometry: each function computes one element of a result from its flat number.
 
 No geometry is refused and no element is written twice, so these run on any device, give the same bits on every
 run, end every table of kernels, and are what the faster kernels are checked against. Sums are kept in float32 (float64
@@ -23,7 +23,7 @@ comptime THREADS = 256
 def fprop_at[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
 ](t: PoolingTensors[dtype, argmax], p: PoolingProblem, flat: Int):
-    """One average, or one maximum and where it was found: the first of equal values, the last NaN.
+    """Computes one average, or one maximum and where it was found: the first of equal values, the last NaN.
 
     A window that lies wholly in padding gets the number of taps as its offset, which no pixel answers to.
     """
@@ -81,9 +81,9 @@ def fprop_at[
 def dgrad_at[
     dtype: DType, argmax: DType, //, *, adaptive: Bool
 ](t: PoolingTensors[dtype, argmax], p: PoolingProblem, flat: Int):
-    """One pixel's gradient: of averages the sum over the windows above it, each divided by its own divisor; of maxima over
-    those whose argmax names it, and by index over windows that lie wholly in padding, whose index counts on past the end of a
-    row or slab."""
+    """Computes one pixel's gradient. For averages it is the sum over the windows above the pixel, each divided by its
+    own divisor; for maxima the sum over those whose argmax names it, and by index over windows that lie wholly in
+    padding, whose index counts on past the end of a row or slab."""
     comptime Acc = accumulation_type[dtype]
     var at = position(
         flat, Int(p.d.input), Int(p.h.input), Int(p.w.input), Int(p.channels)

@@ -70,8 +70,8 @@ def _dgrad[
 ](
     ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
 ) raises:
-    """dx = for each pixel the sum of dy over the windows above it whose argmax names it, or of their shares.
-    """
+    """dx = for each pixel the sum over the windows above it of dy where the window's argmax names the pixel, or of its
+    share of dy."""
     if p.input_size() != 0:
         Kernels.launch[adaptive=adaptive](ctx, t, p)
 

@@ -1,9 +1,10 @@
-"""What every pooling kernel offers, and the tables that choose among them.
+"""The interface of a pooling kernel, and the tables that choose among kernels.
 
-A kernel is a type without values: `NAME`, that of its algorithm, which a profiler shows, too; `compiles`, whether it exists
-for an operation at all; `refusal`, None or in words why it would be wrong for a problem; `launch`. What an operation
-is follows from the type of its argmaxes, and from `adaptive`. A kernel says nothing of speed: for each pass a device has a
-table of kernels, and a heuristic that says for which problems each is worthwhile (fprop_dispatch.mojo, dgrad_dispatch.mojo).
+A kernel is a type without values: `NAME`, the name of its algorithm, which a profiler shows, too; `compiles`, whether
+it exists for an operation at all; `refusal`, None or the reason in words why it would be wrong for a problem; `launch`.
+The type of its argmaxes and `adaptive` determine an operation. A kernel says nothing of speed: for each pass a device
+has a table of kernels, and a heuristic that says for which problems each is worthwhile (fprop_dispatch.mojo,
+dgrad_dispatch.mojo).
 """
 
 from max.gpu.host import DeviceContext
@@ -13,9 +14,9 @@ from ..common.pointer import Ptr
 from .problem import PoolingProblem
 
 comptime INDEX = DType.int64
-"""What max pooling keeps for each window: where the maximum is, flat in the unpadded plane."""
+"""Dtype of max pooling's argmaxes as indices: the maximum's place, flat in the unpadded plane."""
 comptime OFFSET = DType.uint8
-"""What it keeps in one byte: the number of the winning tap in its window, row-major."""
+"""Dtype of argmaxes in one byte: the number of the winning tap in its window, row-major."""
 comptime NO_ARGMAX = DType.int8
 """Average pooling keeps nothing. A pointer to argmaxes then points anywhere."""
 
@@ -39,7 +40,7 @@ struct PoolingTensors[dtype: DType, argmax: DType](TrivialRegisterPassable):
     var argmaxes: Ptr[Self.argmax]
 
     def are_aligned(self) -> Bool:
-        """Whether all tensors begin with a whole vector of 16 bytes."""
+        """Whether all tensors begin at a whole vector of 16 bytes."""
         var places = Int(self.result) | Int(self.source)
         comptime if Self.argmax != NO_ARGMAX:
             places |= Int(self.argmaxes)
@@ -72,19 +73,20 @@ trait PoolingKernel:
     ](
         ctx: DeviceContext, t: PoolingTensors[dtype, argmax], p: PoolingProblem
     ) raises:
-        """Of a problem that has no refusal. On a CPU it ends when the result is there.
+        """Launches the kernel for a problem that it does not refuse. On a CPU the result is complete on return.
         """
         ...
 
 
 trait Heuristic:
-    """For which problems the kernels of a table are fast."""
+    """The problems for which the kernels of a table are fast."""
 
     @staticmethod
     def is_worthwhile[
         Kernel: PoolingKernel, dtype: DType, argmax: DType
     ](p: PoolingProblem) -> Bool:
-        """Whether the kernel is faster than those behind it in the table."""
+        """Whether the kernel is faster than the kernels behind it in the table.
+        """
         ...
 
 
@@ -122,7 +124,7 @@ struct Table[Rule: Heuristic, *Kernels: PoolingKernel](KernelChoice):
     def name[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> StaticString:
-        """Of the kernel that runs the problem."""
+        """Returns the name of the kernel that runs the problem."""
         comptime for i in range(len(Self.Kernels)):
             comptime Kernel = Self.Kernels[i]
             comptime if Kernel.compiles[argmax, adaptive]():

@@ -56,8 +56,8 @@ struct PoolingAxis(KernelArgument):
 
     @always_inline
     def divisor[adaptive: Bool](self, o: Int, count_include_pad: Bool) -> Int:
-        """What this axis contributes to an average's divisor. Padding counts, the overhang that ceil mode
-        adds beyond it does not."""
+        """Returns this axis's contribution to an average's divisor. Padding counts; the overhang that ceil mode adds
+        beyond it does not."""
         comptime if adaptive:
             return self.taps[True](o).count
         else:
@@ -71,7 +71,7 @@ struct PoolingAxis(KernelArgument):
             return max(end - start, 1)
 
     def is_window(self, window: Int, stride: Int, dilation: Int = 1) -> Bool:
-        """Whether windows are of this size, so far apart and so dilated."""
+        """Whether windows have this size, stride and dilation."""
         return (
             Int(self.window) == window
             and Int(self.stride) == stride
@@ -83,7 +83,7 @@ struct PoolingAxis(KernelArgument):
         return Int(self.dilation) * (Int(self.window) - 1) + 1
 
     def most_above(self) -> Int:
-        """The most windows above one input position; windows that are so many apart share none.
+        """Returns the most windows above one input position; windows that are this many apart share no position.
         """
         return min(ceildiv(self.reach(), Int(self.stride)), Int(self.output))
 
@@ -98,13 +98,13 @@ struct PoolingAxis(KernelArgument):
         )
 
     def may_miss(self) -> Bool:
-        """Whether all taps of a window may lie in padding: those that a wide dilation takes past both ends.
+        """Whether all taps of a window may lie in padding, as where a wide dilation takes them past both ends.
         """
         return self.padding > 0 and self.dilation > self.input
 
     @always_inline
     def outputs_over[adaptive: Bool](self, i: Int) -> Tuple[Int, Int]:
-        """First and one past the last window whose hull contains input position `i`.
+        """Returns the first, and one past the last, window whose hull contains input position `i`.
         """
         comptime if adaptive:
             return (
@@ -156,7 +156,8 @@ struct PoolingProblem(KernelArgument):
 
     @always_inline
     def input_row(self, number: Int) -> Position:
-        """Of that number in all samples; w and c are 0."""
+        """Returns the position of row `number`, counted over all samples; w and c are 0.
+        """
         return position(number, Int(self.d.input), Int(self.h.input), 1, 1)
 
     @always_inline
@@ -168,7 +169,7 @@ struct PoolingProblem(KernelArgument):
         return self.d.may_miss() or self.h.may_miss() or self.w.may_miss()
 
     def is_line(self) -> Bool:
-        """Whether the problem has one dimension: there is one row, of windows too.
+        """Whether the problem has one dimension: there is one row of pixels, and one row of windows.
         """
 
         @always_inline
@@ -194,7 +195,7 @@ struct PoolingProblem(KernelArgument):
         return alone(self.d) and alone(self.h) and alone(self.w)
 
     def is_global(self) -> Bool:
-        """Whether a plane lies under one window that covers it, and channels do not come between its pixels.
+        """Whether one window covers each plane, and channels do not come between its pixels.
         """
 
         @always_inline
@@ -216,7 +217,7 @@ struct PoolingProblem(KernelArgument):
 
     @always_inline
     def divisor[adaptive: Bool](self, od: Int, oh: Int, ow: Int) -> Int:
-        """By what an average divides the sum of window (od, oh, ow)."""
+        """Returns the divisor of an average's window (od, oh, ow)."""
         comptime if not adaptive:
             if self.divisor_override != 0:
                 return Int(self.divisor_override)
@@ -230,7 +231,7 @@ struct PoolingProblem(KernelArgument):
 
 @fieldwise_init
 struct Position(TrivialRegisterPassable):
-    """Where one element of [N, D, H, W, C] lies."""
+    """The position of one element of [N, D, H, W, C]."""
 
     var n: Int
     var d: Int
@@ -294,8 +295,8 @@ def _check_axis(name: String, axis: PoolingAxis, overhang: Int) raises -> Int:
 
 @fieldwise_init
 struct PoolingNumbers(ImplicitlyCopyable):
-    """The numbers of a call; those of axes in the order D, H, W. Adaptive windows follow from extents: all are 0.
-    """
+    """The numbers of a call; numbers of axes in the order D, H, W. Adaptive windows follow from extents: their numbers
+    are all 0."""
 
     var window: IndexList[3]
     var stride: IndexList[3]

@@ -1,8 +1,8 @@
 """Pooling by stored index: the scattering form of max pooling's gradient, and max unpooling.
 
 Indices are flat in a plane of `plane` pixels and may be anything: one that points outside its plane is ignored, so
-nothing is ever written outside the tensor; unpooling reports it (common/bounds.mojo). A tensor is [N, pixels, C] here; which pixels lie beside which does not
-matter.
+nothing is ever written outside the tensor; unpooling reports it (common/bounds.mojo). A tensor is [N, pixels, C] here;
+the shape of its planes does not matter.
 """
 
 from max.gpu import global_idx
@@ -37,8 +37,8 @@ struct UnpoolSizes(KernelArgument):
 
     @always_inline
     def target(self, indices: Ptr[INDEX], at: Int, bounds: Bounds) -> Int:
-        """Where in the large tensor index number `at` points; -1 where that is outside its plane.
-        """
+        """Returns the place in the large tensor to which index number `at` points; -1 where that lies outside its
+        plane."""
         var i = indices[unsafe_offset=at]
         if not bounds.holds(i, self.plane):
             return -1
@@ -218,8 +218,8 @@ def scatter_add_gpu[
     indices: Ptr[INDEX],
     s: UnpoolSizes,
 ) raises:
-    """As scatter_add_cpu, with atomic additions in float32: the order, and so the last bits, differ from run to run.
-    """
+    """Does the work of scatter_add_cpu with atomic additions in float32: the order, and so the last bits, differ from
+    run to run."""
     var result = rebind[Ptr[dtype]](dx.unsafe_ptr())
     comptime if dtype == DType.float32:
         ctx.enqueue_memset(dx, 0)

@@ -144,7 +144,7 @@ def reduction_cpu[
     vector: Int,
     rows: Bool,
 ](operands: ProgramOperands[P.COUNT, P.DIMS], extents: Extents):
-    """Reduces; `rows` where what is reduced lies together, so that `inner` is 1.
+    """Reduces; with `rows` the reduced elements are contiguous, so that `inner` is 1.
     """
     var outputs = extents.outputs()
     var blocks = ceildiv(extents.inner, BLOCK_COLUMNS)

@@ -1,4 +1,4 @@
-"""Which kernel runs a call."""
+"""Selection of the kernel that runs a call."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
@@ -28,7 +28,7 @@ def reduction[
     addresses: Int,
     ctx: DeviceContext,
 ) raises:
-    """Writes the results of one program; `addresses` are those of what it reads, joined by `or`.
+    """Writes the results of one program; `addresses` are the addresses of the tensors that it reads, joined by `or`.
     """
     comptime if is_cpu[target]():
         reduction_cpu[P, vector, rows](operands, extents)

@@ -1,8 +1,8 @@
 """Reduction programs on a GPU, in a fixed order: no atomics, the same bits every run.
 
-Where what is reduced lies together, some lanes of a block share a row; else a block has some columns, and its rows of
-threads share what is reduced. Where results are few, several blocks share them: their values lie as
-[result, slice, output], and a second kernel puts them together.
+Where the reduced elements are contiguous, some lanes of a block share a row; else a block has some columns, and its
+rows of threads share the reduced extent. Where results are few, several blocks share them: their values lie as [result,
+slice, output], and a second kernel puts them together.
 """
 
 from std.math import ceildiv
@@ -99,7 +99,7 @@ def _keep[
     slices: Int,
     value: SIMD[acc, width],
 ):
-    """Stores `width` neighbouring results, or what a slice has of them."""
+    """Stores `width` neighbouring results, or a slice's values of them."""
     if slices > 1:
         var kept = partials.unsafe_offset(
             (n * slices + slice) * outputs + output
@@ -258,7 +258,7 @@ def merge_slices_kernel[
     outputs: Int64,
     slices: Int64,
 ):
-    """MERGERS threads put together what the slices have of an output."""
+    """Merges the slices' values of an output, by MERGERS threads."""
     var lane = Int(thread_idx.x) // MERGE_OUTPUTS
     var output = (
         Int(block_idx.x) * MERGE_OUTPUTS + Int(thread_idx.x) % MERGE_OUTPUTS
@@ -288,15 +288,15 @@ def merge_slices_kernel[
 
 @fieldwise_init
 struct _Slices(ImplicitlyCopyable, TrivialRegisterPassable):
-    """How many blocks share a reduction, and what each of them has."""
+    """The number of blocks that share a reduction, and the share of each."""
 
     var count: Int
     var share: Int
 
     @staticmethod
     def of(blocks: Int, reduced: Int, least: Int) -> Self:
-        """Of `reduced` rows or vectors, for `blocks` without slices; a slice has `least` of them at least.
-        """
+        """Divides `reduced` rows or vectors, for a launch of `blocks` blocks without slices; a slice has at least
+        `least` of them."""
         var count = max(1, min(MAX_BLOCKS // blocks, reduced // least))
         var share = ceildiv(reduced, count)
         return Self(ceildiv(reduced, share), share)

@@ -132,7 +132,7 @@ def merge_pieces_kernel[
     most: Int,
     elements: Int,
 ](batch: TensorBatch[count, most], partials: Ptr[acc], blocks: Int64):
-    """A block puts together what the pieces of `elements` have of one tensor.
+    """Merges the values of one tensor's pieces of `elements` elements; a block has a tensor.
     """
     var address = ProgramOperands[count, 1]()
     var pieces = 0

@@ -8,13 +8,13 @@ from .values import Values
 
 trait ReductionProgram:
     comptime ACC: DType
-    """Of the values and their sums."""
+    """The dtype of the values and their sums."""
     comptime RESULT: DType
     comptime KINDS: Int
     """The reduction of each result, two bits for each (values.mojo)."""
     comptime RESULTS: Int
     comptime COUNT: Int
-    """Of the operands, results included."""
+    """The number of operands, results included."""
     comptime DIMS: Int
     """Digits of an operand's index."""
     comptime NAME: StaticString

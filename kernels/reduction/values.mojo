@@ -1,4 +1,4 @@
-"""What a reduction program computes for some neighbouring elements, and how such values are put together.
+"""The values that a reduction program computes for some neighbouring elements, and their combination.
 
 A reduction's operand is read as [outer, reduced, inner], in memory order. A program computes `width` neighbouring
 elements of one or more operands, which are all of one extent; each has a reduction of its own.
@@ -22,7 +22,7 @@ def _kind[kinds: Int, n: Int]() -> Int:
 def identity[
     kinds: Int, n: Int, dtype: DType, width: Int
 ]() -> SIMD[dtype, width]:
-    """What changes nothing."""
+    """Returns the identity of a reduction: the value that changes no other."""
     comptime kind = _kind[kinds, n]()
     comptime if kind == ADD:
         return SIMD[dtype, width](0)
@@ -38,7 +38,7 @@ def identity[
 def combined[
     kinds: Int, n: Int, dtype: DType, width: Int
 ](a: SIMD[dtype, width], b: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Both together; a maximum and a minimum pass over NaN, as MAX's do."""
+    """Combines two values; a maximum and a minimum ignore NaN, as MAX's do."""
     comptime kind = _kind[kinds, n]()
     comptime if kind == ADD:
         return a + b
@@ -78,7 +78,7 @@ struct Values[dtype: DType, width: Int, count: Int](
 
     @always_inline
     def fold[kinds: Int](mut self, other: Self):
-        """These and `other`, lane by lane."""
+        """Combines these values with `other`, lane by lane."""
         comptime for n in range(Self.count):
             self.data[n] = combined[kinds, n, Self.dtype, Self.width](
                 self.data[n], other.data[n]
@@ -92,7 +92,8 @@ struct Values[dtype: DType, width: Int, count: Int](
         other: Values[Self.dtype, whole, Self.count],
         live: StaticTuple[Bool, parts],
     ):
-        """These and the runs of `other` that count, lane by lane."""
+        """Combines these values with the runs of `other` that are live, lane by lane.
+        """
         comptime for n in range(Self.count):
             comptime for part in range(parts):
                 var run = other.data[n].slice[
@@ -107,7 +108,7 @@ struct Values[dtype: DType, width: Int, count: Int](
 
     @always_inline
     def across[kinds: Int](self) -> Values[Self.dtype, 1, Self.count]:
-        """All lanes together."""
+        """Combines all lanes."""
         var values = Values[Self.dtype, 1, Self.count]()
         comptime for n in range(Self.count):
             comptime kind = _kind[kinds, n]()
@@ -124,7 +125,7 @@ struct Values[dtype: DType, width: Int, count: Int](
 
 @fieldwise_init
 struct Extents(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Of a reduction's operand."""
+    """Extents of a reduction's operand."""
 
     var outer: Int
     var reduced: Int

@@ -26,9 +26,10 @@ from ..common.library import (
 from ..common.parallel import TEAM, Team
 
 comptime RELOCATION_WORDS = 3
-"""Where an address stands in the code, the number of its base, and the offset from there."""
+"""Words of a relocation: the place of an address in the code, the number of its base, and the offset from that base."""
 comptime HEAD_WORDS = 3
-"""Of a call: its function, the record for its reports, and how many words follow."""
+"""Words before the arguments of a call: its function, the record for its reports, and the number of words that
+follow."""
 
 
 def walk[

@@ -12,7 +12,8 @@ from ..common.parallel import GRAPH_TEAM, Body, Start, Team
 
 
 def _start(body: Int, data: Int, threads: UInt32, flags: UInt32) abi("C"):
-    """As GOMP_parallel: calls `body` with `data` once for each of `threads`."""
+    """Calls `body` with `data` once for each of `threads`, as GOMP_parallel does.
+    """
     var address = body
 
     def share(number: Int) raises {imm}:
@@ -24,7 +25,8 @@ def _start(body: Int, data: Int, threads: UInt32, flags: UInt32) abi("C"):
 def graph_team[
     target: StaticString
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """From now on kernels of graphs that MAX compiled run on MAX's threads."""
+    """Makes kernels of graphs that MAX compiled run on MAX's threads from now on.
+    """
     var start: Start = _start
     ref team = GRAPH_TEAM.get_or_create_ptr()[]
     team = Team(

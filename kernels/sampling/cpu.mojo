@@ -27,7 +27,7 @@ def _read[
 ](plane: Ptr[dtype], pixel: SIMD[DType.int32, W]) -> SIMD[
     accumulation_type[dtype], W
 ]:
-    """The pixels, zeros for those outside."""
+    """Reads the pixels; a pixel outside the image is zero."""
     comptime Acc = accumulation_type[dtype]
     var inside = pixel.ge(0)
     var value = plane.gather(max(pixel, 0)).cast[Acc]()
@@ -38,7 +38,7 @@ def _read[
 def _live[
     Acc: DType, W: SIMDLength, T: Int, deep: Bool, //
 ](corners: Corners[Acc, W, T, deep], count: Int) -> SIMD[DType.bool, W]:
-    """Which of the first `count` points read a pixel at all."""
+    """Returns which of the first `count` points read at least one pixel."""
     var live = SIMD[DType.bool, W](fill=False)
     comptime for k in range(corners.K):
         live = live | corners.pixel[k].ge(0)
@@ -47,7 +47,7 @@ def _live[
 
 @always_inline
 def _are_few[W: SIMDLength, //](live: SIMD[DType.bool, W]) -> Bool:
-    """Whether vectors of channels do less for nothing than vectors of points.
+    """Whether so few points are live that vectors of channels waste less work than vectors of points.
     """
     return SPARSE * Int(live.cast[DType.int32]().reduce_add()) <= Int(W)
 
@@ -73,7 +73,7 @@ def _channels[
 def sample_cpu[
     dtype: DType, //, *, channels_last: Bool, T: Int, deep: Bool
 ](y: Ptr[dtype], x: Ptr[dtype], grid: Ptr[dtype], p: SamplingProblem):
-    """y = what the points read."""
+    """y = the values that the points read."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var points = Int(p.points)
@@ -157,7 +157,7 @@ def _read_point[
     lane: Int,
     p: SamplingProblem,
 ):
-    """One point of planes, as vectors of channels."""
+    """Computes one point of planes, as vectors of channels."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
@@ -181,7 +181,7 @@ def _read_point[
 comptime PixelProducts[Acc: DType, W: SIMDLength, T: Int, deep: Bool] = Array[
     SIMD[Acc, W], Corners[Acc, W, T, deep].K
 ]
-"""For each pixel that points read the sum over channels of dy times it."""
+"""For each pixel that points read, the sum over channels of dy times the pixel."""
 
 
 @always_inline
@@ -193,7 +193,7 @@ def _products_channels_last[
     from_: Ptr[dtype],
     channels: Int,
 ) -> PixelProducts[Acc, W, T, deep]:
-    """Of one point, whose dy begins at `from_`."""
+    """Returns the products of one point, whose dy begins at `from_`."""
     comptime V = lanes[dtype]
     var along = PixelProducts[Acc, W, T, deep](fill=SIMD[Acc, W](0))
     comptime for k in range(corners.K):
@@ -221,7 +221,7 @@ def _products_of_few[
     point: Int,
     live: SIMD[DType.bool, W],
 ) -> PixelProducts[Acc, W, T, deep]:
-    """Of the points from `point` on that read something, one after the other.
+    """Returns the products of the live points from `point` on, one after the other.
     """
     comptime V = lanes[dtype]
     var channels = Int(p.channels)
@@ -267,7 +267,8 @@ def _products_of_planes[
     point: Int,
     end: Int,
 ) -> PixelProducts[Acc, W, T, deep]:
-    """Of the points from `point` on together, before `end`."""
+    """Returns the products of the points from `point` to before `end`, together.
+    """
     var channels = Int(p.channels)
     var points = Int(p.points)
     var along = PixelProducts[Acc, W, T, deep](fill=SIMD[Acc, W](0))
@@ -364,7 +365,7 @@ def _add_channels_last[
     c_begin: Int,
     c_end: Int,
 ):
-    """Adds what all points of image `n` give to its channels [c_begin, c_end).
+    """Adds the contributions of all points of image `n` to its channels [c_begin, c_end).
     """
     comptime V = lanes[dtype]
     var points = Int(p.points)
@@ -395,7 +396,7 @@ def _add_to_planes[
     c_begin: Int,
     c_end: Int,
 ):
-    """Adds what all points of image `n` give to its channels [c_begin, c_end).
+    """Adds the contributions of all points of image `n` to its channels [c_begin, c_end).
     """
     comptime V = lanes[dtype]
     var points = Int(p.points)
@@ -435,8 +436,8 @@ def sample_input_gradient_cpu[
     grid: Ptr[dtype],
     p: SamplingProblem,
 ):
-    """The image's gradient: channels are shared out, and each core adds what the points give in their order. The same bits
-    whatever the number of cores."""
+    """Writes the image's gradient: cores share the channels, and each adds the points' contributions in their order.
+    The bits do not depend on the number of cores."""
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var points = Int(p.points)

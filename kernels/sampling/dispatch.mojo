@@ -1,4 +1,4 @@
-"""Which kernel runs a call."""
+"""Selection of the kernel that runs a call."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
@@ -31,7 +31,7 @@ def sample[
     p: SamplingProblem,
     ctx: DeviceContext,
 ) raises:
-    """Writes what the points read."""
+    """Writes the values that the points read."""
     comptime if is_cpu[target]():
         sample_cpu[channels_last=channels_last, T=T, deep=deep](y, x, grid, p)
     else:

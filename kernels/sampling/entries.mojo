@@ -24,7 +24,7 @@ struct SamplingNumbers(ImplicitlyCopyable):
     var corners: Bool
     """Whether corners are aligned."""
     var deterministic: Bool
-    """Whether the result shall have the same bits in every run."""
+    """Whether the result must have the same bits in every run."""
 
     @staticmethod
     def take(mut arguments: Arguments) -> Self:
@@ -87,7 +87,7 @@ def sample_fprop[
     taps: Int,
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """y = what the points of the grid read in x."""
+    """y = the values that the points of the grid read in x."""
     var numbers = SamplingNumbers.take(arguments)
     var y = arguments.take[dtype, 3]()
     var x = arguments.take[dtype, 3]()
@@ -109,7 +109,8 @@ def sample_dgrad_grid[
     taps: Int,
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dgrid = the gradient of the grid, for dy, that of what was read."""
+    """dgrid = the gradient of the grid, for dy, the gradient of the values that were read.
+    """
     var numbers = SamplingNumbers.take(arguments)
     var dgrid = arguments.take[dtype, 3]()
     var dy = arguments.take[dtype, 3]()
@@ -134,8 +135,8 @@ def sample_dgrad_input[
     taps: Int,
     deep: Bool,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """dx = the gradient of the image, in what sums are kept in. On a GPU additions are atomic unless the geometry asks for
-    the same bits in every run."""
+    """dx = the gradient of the image, in the accumulation type. On a GPU additions are atomic unless the geometry asks
+    for the same bits in every run."""
     var numbers = SamplingNumbers.take(arguments)
     var dx = arguments.take[accumulation_type[dtype], 3]()
     var dy = arguments.take[dtype, 3]()

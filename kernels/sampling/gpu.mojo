@@ -23,9 +23,9 @@ from .problem import Corners, SamplingProblem
 
 comptime THREADS = 256
 comptime CHANNELS = 16
-"""Of planes that a thread reads one after the other, at most."""
+"""Channels of planes that a thread reads one after the other, at most."""
 comptime MIN_CHANNELS = 4
-"""Where there are as many: a thread computes the corners of its point for them."""
+"""Channels of a thread, at least, where there are as many: the thread computes the corners of its point for them."""
 comptime MAX_LANES = 32
 """Threads that share the channels of a point."""
 comptime SATURATING_THREADS = 1 << 17
@@ -105,8 +105,9 @@ def sample_grid_gradient[
     p: SamplingProblem,
     lanes: Int32,
 ):
-    """`lanes` threads share the channels of a point, and their sums are added in order. Channels last they are neighbours, else
-    those of neighbouring points are."""
+    """Computes the grid's gradient. `lanes` threads share the channels of a point, and their sums are added in order.
+    With channels last the threads of a point are neighbours, else the threads of neighbouring points are.
+    """
     comptime Acc = accumulation_type[dtype]
     comptime AXES = 3 if deep else 2
     var sums = stack_allocation[
@@ -315,7 +316,7 @@ def sample_gpu[
     grid: Ptr[dtype],
     p: SamplingProblem,
 ) raises:
-    """y = what the points read."""
+    """y = the values that the points read."""
     _check(p)
     comptime V = 16 // size_of[dtype]() if channels_last else 1
     var whole = Int(p.channels) % V == 0 and (Int(x) | Int(y)) % 16 == 0

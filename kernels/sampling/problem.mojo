@@ -1,4 +1,4 @@
-"""What a point of the grid reads.
+"""The pixels that a point of the grid reads.
 
 Along each axis a coordinate reads T places: one (nearest), two (linear) or four (cubic), each with a weight. A value is the
 sum over all combinations of the axes' places. A place outside the image contributes nothing, whatever its weight is.
@@ -25,10 +25,9 @@ struct SampledAxis(KernelArgument):
 
     var size: Int32
     var padding: Int32
-    """What lies outside: zeros, the outermost pixel, or the image mirrored."""
+    """The value outside the image: zero, the outermost pixel, or the mirrored image."""
     var corners: Bool
-    """Whether -1 and 1 are the centres of the outermost pixels, not their edges.
-    """
+    """Whether -1 and 1 are the centres of the outermost pixels, not their edges."""
 
     @always_inline
     def scale[Acc: DType](self) -> Scalar[Acc]:
@@ -71,9 +70,9 @@ struct AxisSamples[Acc: DType, W: SIMDLength, T: Int](Movable):
     """The places along one axis for W points."""
 
     var place: Array[SIMD[DType.int32, Self.W], Self.T]
-    """-1 outside the image."""
+    """The places' numbers; -1 outside the image."""
     var weight: Array[SIMD[Self.Acc, Self.W], Self.T]
-    """Zero outside the image; so is `slope`."""
+    """The places' weights; zero outside the image, as is `slope`."""
     var slope: Array[SIMD[Self.Acc, Self.W], Self.T]
     """The derivative of the weight by the grid's number."""
 
@@ -132,7 +131,7 @@ struct AxisSamples[Acc: DType, W: SIMDLength, T: Int](Movable):
 
     @always_inline
     def __init__(out self):
-        """Of an axis that the grid does not have: its one place."""
+        """Describes an axis that the grid does not have: it has one place."""
         self.place = Array[SIMD[DType.int32, Self.W], Self.T](
             fill=SIMD[DType.int32, Self.W](0)
         )
@@ -178,7 +177,7 @@ struct SamplingProblem(KernelArgument):
 
     @always_inline
     def result(self) -> Int:
-        """Elements of what is read from one image."""
+        """Returns the number of elements that are read from one image."""
         return Int(self.points) * Int(self.channels)
 
 
@@ -192,13 +191,13 @@ struct Corners[Acc: DType, W: SIMDLength, T: Int, deep: Bool](Movable):
     var h: AxisSamples[Self.Acc, Self.W, Self.T]
     var w: AxisSamples[Self.Acc, Self.W, Self.T]
     var pixel: Array[SIMD[DType.int32, Self.W], Self.K]
-    """-1 outside the image."""
+    """The pixels' numbers; -1 outside the image."""
 
     @always_inline
     def __init__[
         dtype: DType, //
     ](out self, grid: Ptr[dtype], first: Int, p: SamplingProblem, n: Int,):
-        """Of points `first`, `first` + 1, ...; behind the last one that one again.
+        """Finds the corners of points `first`, `first` + 1, ...; lanes behind the last point repeat it.
         """
         var numbers = Array[SIMD[Self.Acc, Self.W], 3](
             fill=SIMD[Self.Acc, Self.W](0)

@@ -1,4 +1,4 @@
-"""Which kernel runs a call."""
+"""Selection of the kernel that runs a call."""
 
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
@@ -9,7 +9,7 @@ from .gpu import sort_digits_gpu, sort_short_gpu
 from .keys import Sorting
 
 comptime _SHORT = 512
-"""Elements of the longest row that is sorted by counting: what costs less than the launches of the passes."""
+"""Elements of the longest row that is sorted by counting, which costs less than the launches of the passes."""
 
 
 @always_inline

@@ -202,7 +202,8 @@ def sort_short_gpu[
     sorting: Sorting,
     ctx: DeviceContext,
 ) raises:
-    """By counting: the time grows with the square of a row's length."""
+    """Sorts short rows by counting: the time grows with the square of a row's length.
+    """
     var size = sorting.rows * sorting.length
     ctx.enqueue_function[sort_short_kernel[dtype, descending]](
         values,
@@ -226,7 +227,7 @@ def sort_digits_gpu[
     sorting: Sorting,
     ctx: DeviceContext,
 ) raises:
-    """By one digit after the other."""
+    """Sorts long rows by one digit after the other."""
     var tiles = ceildiv(sorting.length, TILE)
     var size = sorting.rows * sorting.length
     var counts = scratch[DType.int32](ctx, sorting.rows * tiles * DIGITS)

@@ -41,8 +41,8 @@ def _copy[dtype: DType, //](run: Ptr[dtype], source: Ptr[dtype], length: Int):
 def _add[
     dtype: DType, Acc: DType, //
 ](sums: Ptr[Acc], source: Ptr[dtype], length: Int):
-    """Sums have room for a vector behind them: what was stored whole is loaded again sooner than parts.
-    """
+    """Adds `source` to `sums`, which have room for a vector behind them: sums stored as whole vectors are loaded again
+    sooner than sums stored in parts."""
     comptime V = lanes[dtype]
     for at in range(0, length, V):
         var old = sums.unsafe_load[width=V, alignment=1](at)
@@ -185,7 +185,7 @@ def _lay_out_windows_first[
 def add_up_cpu[
     dtype: DType, //, *, taps_first: Bool
 ](x: Ptr[dtype], columns: Ptr[dtype], p: WindowsProblem):
-    """Each element of x is the sum of what columns have for it, always in the same order.
+    """Adds up columns: each element of x is the sum of its elements in the columns, always in the same order.
     """
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]

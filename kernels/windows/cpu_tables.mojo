@@ -28,7 +28,8 @@ def lay_out_takes[dtype: DType](p: WindowsProblem) -> Bool:
 
 
 def _elements(p: WindowsProblem, vector: Int) -> OffsetTable:
-    """Of a plane's columns, taps first: the element of x under each."""
+    """Returns the element of x under each element of a plane's columns, taps first.
+    """
     var table = OffsetTable(_columns_plane(p), 1, vector)
     var i = 0
     for r in range(p.h.taps):
@@ -78,7 +79,7 @@ def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
 def _scatter[
     dtype: DType, //
 ](x: Ptr[dtype], columns: Ptr[dtype], p: WindowsProblem):
-    """As add_up_by_table, for columns that lie over few elements, each over one of its own.
+    """Does the work of add_up_by_table for columns that lie over few elements, each over one of its own.
     """
     comptime V = lanes[dtype]
     var plane = Int(p.h.extent) * Int(p.w.extent)
@@ -103,7 +104,8 @@ def _scatter[
 def add_up_by_table[
     dtype: DType, //
 ](x: Ptr[dtype], columns: Ptr[dtype], p: WindowsProblem):
-    """Each element of x is the sum of what columns, taps first, have for it."""
+    """Adds up columns, taps first: each element of x is the sum of its elements in the columns.
+    """
     var plane = Int(p.h.extent) * Int(p.w.extent)
     var depth = max(_most_hits(p.h) * _most_hits(p.w), 1)
     if depth == 1 and SPARSE * _columns_plane(p) <= plane:

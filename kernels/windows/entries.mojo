@@ -112,7 +112,7 @@ def lay_out_windows[
 def add_up_windows[
     target: StaticString, dtype: DType, taps_first: Bool
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """Each element of x = the sum of what columns have for it. Deterministic.
+    """Each element of x = the sum of its elements in the columns. Deterministic.
     """
     var h = WindowsAxisNumbers.take(arguments)
     var w = WindowsAxisNumbers.take(arguments)

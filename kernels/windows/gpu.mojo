@@ -1,5 +1,5 @@
-"""Windows on a GPU: a thread has an element, or a vector of channels. It copies it; or it gathers what columns have for it.
-"""
+"""Windows on a GPU: a thread has an element, or a vector of channels. It copies it, or adds up its elements in the
+columns."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -17,7 +17,7 @@ comptime THREADS = 256
 
 @fieldwise_init
 struct ThreadGrid(TrivialRegisterPassable):
-    """How threads are laid over the results: by `items` along x, by rows along y.
+    """The layout of threads over the results: `items` along x, `rows` along y.
     """
 
     var items: Int
@@ -261,7 +261,7 @@ def _block(places: ThreadGrid) -> Tuple[Int, Int]:
 
 @fieldwise_init
 struct LayOutPlan(TrivialRegisterPassable):
-    """What lay_out_thread takes beside the tensors."""
+    """Arguments of lay_out_thread other than the tensors."""
 
     var places: ThreadGrid
     var inner: Divisor
@@ -374,7 +374,8 @@ def add_up_gpu[
     columns: Ptr[dtype],
     p: WindowsProblem,
 ) raises:
-    """Each element of x is the sum of what columns have for it."""
+    """Adds up columns: each element of x is the sum of its elements in the columns.
+    """
     comptime V = 16 // size_of[dtype]()
     comptime if not taps_first:
         if Int(p.channels) % V == 0 and (Int(columns) | Int(x)) % 16 == 0:

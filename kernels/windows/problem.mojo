@@ -1,8 +1,8 @@
 """One layout of windows: x [N, H, W, C], and columns, which hold for each window the elements under it.
 
-Letters: R S are the extents of a window, P Q count windows. Columns are [N, R, S, P, Q] with C = 1 (taps first, as aten's
-im2col has them: a contiguous NCHW tensor arrives as [N * C, H, W, 1]), or [N, P, Q, R, S, C]. An element outside x is
-zero, and what columns have there goes nowhere.
+Letters: R S are the extents of a window, P Q count windows. Columns are [N, R, S, P, Q] with C = 1 (taps first, as
+aten's im2col has them: a contiguous NCHW tensor arrives as [N * C, H, W, 1]), or [N, P, Q, R, S, C]. An element outside
+x is zero, and elements of columns there are dropped.
 """
 
 from ..common.argument import KernelArgument
@@ -24,10 +24,10 @@ struct WindowAxis(KernelArgument):
     """One of the two axes."""
 
     var extent: Int32
-    """Of x."""
+    """The extent of x."""
     var windows: Int32
     var taps: Int32
-    """Of a window."""
+    """Taps of a window."""
     var stride: Int32
     var padding: Int32
     var dilation: Int32
@@ -39,7 +39,7 @@ struct WindowAxis(KernelArgument):
     var by_drop: Divisor
     """Divides by `drop` of Hits."""
     var inverse: Int64
-    """Of `drop`, modulo `every`."""
+    """The inverse of `drop`, modulo `every`."""
 
     def __init__(
         out self,
@@ -76,7 +76,7 @@ struct WindowAxis(KernelArgument):
 
     @always_inline
     def element(self, window: Int32, tap: Int32) -> Int32:
-        """What lies under a tap; outside x too."""
+        """Returns the element of x under a tap; it may lie outside x."""
         return window * self.stride + tap * self.dilation - self.padding
 
     @always_inline
@@ -128,7 +128,7 @@ struct WindowAxis(KernelArgument):
 
     @always_inline
     def first_inside(self, tap: Int32) -> Int32:
-        """The first window whose tap lies at 0 or behind."""
+        """Returns the first window whose tap lies at 0 or behind."""
         var missing = self.padding - tap * self.dilation
         if missing <= 0:
             return 0
@@ -138,7 +138,7 @@ struct WindowAxis(KernelArgument):
 
     @always_inline
     def end_inside(self, tap: Int32) -> Int32:
-        """One past the last window whose tap lies before the extent."""
+        """Returns one past the last window whose tap lies before the extent."""
         var room = self.extent - 1 + self.padding - tap * self.dilation
         if room < 0:
             return 0
@@ -178,7 +178,7 @@ struct WindowsProblem(KernelArgument):
     def at_taps_first(
         self, n: Int, r: Int32, s: Int32, p: Int32, q: Int32
     ) -> Int:
-        """Where columns [N, R, S, P, Q] have it."""
+        """Returns the offset of the element in columns [N, R, S, P, Q]."""
         var tap = (n * Int(self.h.taps) + Int(r)) * Int(self.w.taps) + Int(s)
         return (tap * Int(self.h.windows) + Int(p)) * Int(self.w.windows) + Int(
             q
@@ -188,7 +188,8 @@ struct WindowsProblem(KernelArgument):
     def at_windows_first(
         self, n: Int, p: Int32, q: Int32, r: Int32, s: Int32
     ) -> Int:
-        """Where columns [N, P, Q, R, S, C] have the first channel."""
+        """Returns the offset of the first channel in columns [N, P, Q, R, S, C].
+        """
         var window = (n * Int(self.h.windows) + Int(p)) * Int(
             self.w.windows
         ) + Int(q)

@@ -62,7 +62,8 @@ def _gradients[
     sum: Scalar[acc],
     delta: Scalar[acc],
 ):
-    """From a row of S and of dO V^T to P and dS; zeros from `seen` on."""
+    """Turns a row of S into one of P, and a row of dO V^T into one of dS; elements from `seen` on become zero.
+    """
     comptime width = simd_width_of[acc]()
     for i in range(0, rounded(seen, width), width):
         var at = powers.unsafe_offset(i)
@@ -87,8 +88,8 @@ def _write_slopes[
 def _store_queries[
     dtype: DType, acc: DType
 ](at: Ptr[dtype], grads: Matrix[acc], p: AttentionProblem, b: Int, g: Int):
-    """Writes the gradients of the queries whose heads share one of keys: grads [repeats, M rounded up to ROWS, D].
-    """
+    """Writes the gradients of the queries whose heads share one head of keys: grads [repeats, M rounded up to ROWS,
+    D]."""
     for repeat in range(p.repeats()):
         var of_head = grads.behind(rows=repeat * rounded(p.queries, ROWS))
         for row in range(p.queries):
@@ -165,7 +166,7 @@ struct _KeyBlock[
     var value_grads: Matrix[Self.acc]
     var queries: Matrix[Self.acc]
     var grads: Matrix[Self.acc]
-    """Of the output."""
+    """Rows of the output's gradient."""
     var powers: Matrix[Self.acc]
     """S, then P."""
     var slopes: Matrix[Self.acc]
@@ -183,7 +184,8 @@ struct _KeyBlock[
         block: Int,
         memory: Ptr[Self.acc],
     ):
-        """Places everything; nothing is read or written."""
+        """Assigns every matrix its place in memory; nothing is read or written.
+        """
         var room = 0
         comptime M = Matrix[Self.acc]
         var size = rounded(p.size, Self.width)
@@ -249,9 +251,8 @@ struct _KeyBlock[
         key: Int,
         count: Int,
     ):
-        """Adds to the gradients of the keys and values at `key`, and of the block of queries at `first`, what they give to
-        each other.
-        """
+        """Adds the contributions of the block of queries at `first` to the gradients of the keys and values at `key`,
+        and the keys' contributions to the gradients of those queries."""
         comptime acc = Self.acc
         var p = self.p
         var rows = min(BLOCK_QUERIES, p.queries - first)
@@ -336,8 +337,8 @@ struct _KeyBlock[
         count: Int,
         filled: Int,
     ):
-        """From a row of S, of whose `count` keys `seen` are seen, and of dO V^T to P and dS. `sums` is the row's place in
-        logsumexp; its bias and output are given.
+        """Turns a row of S, of whose `count` keys `seen` are visible, into one of P, and a row of dO V^T into one of
+        dS. `sums` is the row's place in logsumexp; its bias and output are given.
         """
         comptime acc = Self.acc
         var p = self.p

@@ -18,7 +18,7 @@ comptime _FIT = (
 comptime _LOG_2 = (0.693359375, -2.12194440e-4)
 comptime _LOG_2_WIDE = (6.93145751953125e-1, 1.42860682030941723212e-6)
 comptime _TERMS = 13
-"""Of the Taylor series in float64: what follows is below 1e-17."""
+"""Terms of the Taylor series in float64: the remainder is below 1e-17."""
 
 
 def _inverse_factorial(n: Int) -> Float64:
@@ -32,7 +32,7 @@ def _inverse_factorial(n: Int) -> Float64:
 def exponential[
     acc: DType, width: Int
 ](x: SIMD[acc, width]) -> SIMD[acc, width]:
-    """exp(x) in float32 or float64, 0 for -inf and for what is no normal number, NaN for NaN.
+    """exp(x) in float32 or float64, 0 for -inf and where the result is no normal number, NaN for NaN.
     """
     comptime if acc == DType.float32:
         comptime Vector = SIMD[DType.float32, width]

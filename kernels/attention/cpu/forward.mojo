@@ -81,9 +81,8 @@ def _powers[
     mut largest: Scalar[acc],
     mut total: Scalar[acc],
 ) -> Scalar[acc]:
-    """Turns a row's scores, of which `seen` count, into exp(score - maximum). Returns what earlier sums are multiplied
-    with.
-    """
+    """Turns a row's scores, of which `seen` count, into exp(score - maximum). Returns the factor that rescales earlier
+    sums."""
     comptime width = simd_width_of[acc]()
     comptime hidden = -inf[acc]()
     fill[acc](scores.unsafe_offset(seen), columns - seen, hidden)
@@ -124,7 +123,7 @@ struct _HeadKeys[dtype: DType, bias_type: DType, biased: Bool](
     var values: Matrix[Self.acc]
     var queries: Matrix[Self.acc]
     var scores: Matrix[Self.acc]
-    """Of a block of keys; then their exponentials."""
+    """The scores of a block of keys; then their exponentials."""
     var outputs: Matrix[Self.acc]
     var largest: Ptr[Self.acc]
     var totals: Ptr[Self.acc]
@@ -139,7 +138,8 @@ struct _HeadKeys[dtype: DType, bias_type: DType, biased: Bool](
         block: Int,
         memory: Ptr[Self.acc],
     ):
-        """Places everything; nothing is read or written."""
+        """Assigns every matrix its place in memory; nothing is read or written.
+        """
         comptime M = Matrix[Self.acc]
         var room = 0
         var out_pitch = rounded(p.value_size, Self.width)
@@ -203,8 +203,8 @@ struct _HeadKeys[dtype: DType, bias_type: DType, biased: Bool](
 
     @always_inline
     def _meet(self, b: Int, h: Int, first: Int, rows: Int, key: Int, most: Int):
-        """Adds to the outputs what the block of keys at `key` gives, of which a query sees `most` or less.
-        """
+        """Adds the contributions of the block of keys at `key` to the outputs; a query sees `most` of its keys or
+        fewer."""
         comptime acc = Self.acc
         var p = self.p
         var columns = rounded(most, Self.width)

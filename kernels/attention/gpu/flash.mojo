@@ -1,4 +1,4 @@
-"""When tensor cores take a call, and what their kernels share."""
+"""The calls that tensor cores take, and code that their kernels share."""
 
 from ...common.tensor_cores import pairs_compile
 from ..pointers import BackwardPointers, ForwardPointers
@@ -17,15 +17,15 @@ def depth_of[wide: Bool]() -> Int:
 
 @fieldwise_init
 struct FlashShape(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
-    """How a block works: a warp has 16 rows of the results, `step` rows of the other operand pass by at once.
-    """
+    """The work of a block: each warp has 16 rows of the results, and the other operand passes by in steps of `step`
+    rows."""
 
     var warps: Int
     var step: Int
     var blocks: Int
-    """On a multiprocessor at once, for which registers must do."""
+    """Blocks on a multiprocessor at once; the registers must suffice for all of them."""
     var ahead: Bool
-    """Whether the forward pass forms the next scores while it works on these."""
+    """Whether the forward pass forms the next scores while it works on the current ones."""
 
     def rows(self) -> Int:
         return 16 * self.warps
@@ -47,13 +47,13 @@ def forward_shape[dtype: DType, biased: Bool, wide: Bool]() -> FlashShape:
 
 
 comptime WINDOW = FlashShape(4, 64, 4, False)
-"""Of the forward pass with a bias where a head has no more queries than a block: blocks are short, and only others on the
-same multiprocessor hide their waits."""
+"""The shape of the forward pass with a bias where a head has no more queries than a block: blocks are short, and only
+other blocks on the same multiprocessor hide their waits."""
 
 
 def keys_shape[dtype: DType, biased: Bool, wide: Bool]() -> FlashShape:
-    """Without wgmma steps are small enough that a wide block fits 99 KiB of shared memory.
-    """
+    """Returns the shape of the kernel over blocks of keys. Without wgmma, steps are small enough that a wide block fits
+    99 KiB of shared memory."""
     comptime if by_warpgroups[dtype]():
         return FlashShape(8, 64, 1, False) if wide else FlashShape(
             4, 64, 2 if biased else 3, False
@@ -71,7 +71,7 @@ def queries_shape[dtype: DType, wide: Bool]() -> FlashShape:
 
 @always_inline
 def visible(query: Int32, keys: Int32, reach: Int32) -> Int32:
-    """How many keys a query sees."""
+    """Returns how many keys a query sees."""
     return max(Int32(0), min(keys, query + reach))
 
 

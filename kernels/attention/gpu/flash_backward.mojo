@@ -80,9 +80,8 @@ def row_sums_kernel[
     output: Ptr[dtype],
     p: AttentionProblem,
 ):
-    """[B, H, padded M] of logsumexp * log2(e), infinite behind the last query so that its powers are 0, and behind it as
-    much of delta. Eight lanes have a row.
-    """
+    """Writes logsumexp * log2(e), [B, H, padded M], infinite behind the last query so that its powers are 0; behind it
+    delta, of the same shape. Eight lanes share a row."""
     var rows = padded(p.queries)
     var row = Int(block_idx.x) * (SUM_THREADS // 8) + Int(thread_idx.x) // 8
     var lane = Int(thread_idx.x) % 8

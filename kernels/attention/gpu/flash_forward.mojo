@@ -90,7 +90,8 @@ def _soften_row[
 def _hide[
     count: Int
 ](mut scores: Sums[count], key: Int32, upper_end: Int32, lower_end: Int32):
-    """Of keys from `upper_end` and `lower_end` on."""
+    """Masks the scores of keys from `upper_end` on in the lane's upper row and from `lower_end` on in its lower one.
+    """
     comptime for j in range(count // 8):
         comptime for e in range(2):
             var column = key + Int32(8 * j + e)
@@ -183,7 +184,8 @@ def flash_forward_kernel[
 
     @always_inline
     def first_scores(block: Int32) {imm} -> Sums[count]:
-        """The bias over the scale: what the block's products are added to."""
+        """Returns the bias divided by the scale: the initial sums, to which the block's products are added.
+        """
         comptime if biased:
             return loaded_sums[bias_type, count](
                 at.bias.unsafe_offset(p.bias_offset(b, h, 0)),
@@ -208,7 +210,7 @@ def flash_forward_kernel[
     def soften(
         block: Int32, mut scores: Sums[count]
     ) {mut output, mut tops, mut totals, imm}:
-        """Turns scores into powers, and scales what was summed up to the new maximum.
+        """Turns scores into powers, and scales earlier sums to the new maximum.
         """
         var key = block * Int32(count) + lane % 4 * 2
         if (block + 1) * Int32(count) > all_seen:

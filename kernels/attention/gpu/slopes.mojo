@@ -1,4 +1,4 @@
-"""How the gradient of the scores, a bias's gradient, leaves a block."""
+"""The store of the gradient of the scores, which is a bias's gradient."""
 
 from max.gpu import barrier, thread_idx
 
@@ -19,9 +19,9 @@ def write_slopes[
     first_key: Int32,
     keys: Int32,
 ):
-    """Writes the bias's gradient for keys from `first_key` on: rows of `keys` elements, of which `queries` are left. By way of
-    `room`, where that is large enough: neighbouring threads then write neighbouring elements.
-    """
+    """Writes the bias's gradient for keys from `first_key` on: rows of `keys` elements, of which `queries` are left.
+    Elements pass through `room` where that is large enough, so that neighbouring threads write neighbouring
+    elements."""
     comptime rows = shape.rows()
     comptime staged = rows * PANEL <= room_size
     var thread = Int32(thread_idx.x)

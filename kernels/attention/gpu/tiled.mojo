@@ -1,8 +1,9 @@
-"""Attention on any GPU, in float32 multiply-adds, always right: what the forward and the backward kernels share.
+"""Attention on any GPU, in float32 multiply-adds, correct for every call: code that the forward and backward kernels
+share.
 
 A block of 16 x 16 threads has a tile of 64 rows. It forms 64 x 64 scores at a time, each thread four rows by four
-columns, puts what becomes of them into shared memory and multiplies that with 64 rows of the other operand. A tile of
-results has up to 128 columns; wider ones take several turns, each of which forms the scores anew.
+columns, puts the results into shared memory and multiplies them with 64 rows of the other operand. A tile of results
+has up to 128 columns; wider ones take several turns, each of which forms the scores anew.
 
 Gradients of the queries run over tiles of queries, those of keys and values over tiles of keys: every sum has one
 owner and one order.
@@ -25,7 +26,7 @@ comptime THREAD_SIDE = 4
 comptime TILE = SIDE * THREAD_SIDE
 comptime THREADS = SIDE * SIDE
 comptime STEP = 16
-"""Of a reduction, in shared memory at once."""
+"""Steps of a reduction in shared memory at once."""
 comptime ROUND_COLUMNS = 128
 """Columns of a result that are formed in one turn."""
 comptime PARTS = ROUND_COLUMNS // TILE
@@ -43,12 +44,13 @@ comptime PITCH = TILE + THREAD_SIDE
 comptime Square = Array[SIMD[DType.float32, THREAD_SIDE], THREAD_SIDE]
 """A thread's numbers: rows EACH * (thread / SIDE) + i, columns thread % SIDE + SIDE * j."""
 comptime Block = Array[SIMD[DType.float32, THREAD_SIDE], THREAD_SIDE * PARTS]
-"""The same of a result: TILE columns behind each other TILE columns."""
+"""A thread's part of a block of results: one Square after another, each TILE columns further on."""
 
 
 @fieldwise_init
 struct HeadRows[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Rows of one head from one on; what is behind the last reads as zero."""
+    """Rows of one head, from a first row on; rows behind the last read as zero.
+    """
 
     var data: Ptr[Self.dtype]
     var step: Int
@@ -126,7 +128,8 @@ def own_column(j: Int) -> Int:
 
 @always_inline
 def _place(column: Int) -> Int:
-    """Where a column lies, so that a thread's four are neighbours."""
+    """Returns the place of a column in shared memory, such that a thread's four columns are neighbours.
+    """
     return column % SIDE * THREAD_SIDE + column // SIDE
 
 

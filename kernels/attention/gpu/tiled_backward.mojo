@@ -1,4 +1,5 @@
-"""Attention's gradients on any GPU: those of queries by tiles of queries, those of keys and values by tiles of keys."""
+"""Attention's gradients on any GPU: the gradients of queries by tiles of queries, the gradients of keys and values by
+tiles of keys."""
 
 from std.math import ceildiv, exp
 

@@ -41,7 +41,7 @@ from .tiled import (
 def tiled_forward_kernel[
     dtype: DType, bias_type: DType, biased: Bool
 ](at: ForwardPointers[dtype, bias_type], p: AttentionProblem):
-    """One tile of queries of one head."""
+    """Computes one tile of queries of one head."""
     var first = Int(block_idx.x) * TILE
     var h = Int(block_idx.y)
     var b = Int(block_idx.z)

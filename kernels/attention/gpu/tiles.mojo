@@ -44,7 +44,7 @@ comptime PIECE = 8
 
 
 def by_warpgroups[dtype: DType]() -> Bool:
-    """Whether products are wgmma's."""
+    """Whether wgmma computes the products."""
     return compiling_for_hopper() and pairs_compile[dtype]()
 
 
@@ -128,10 +128,11 @@ def loaded_sums[
     column_step: Int,
     factor: Float32,
 ) -> Sums[columns]:
-    """A lane's elements of a matrix times a factor, as the sums that a product is added to: those of `row`, the first of its two,
-    and of every eighth pair of columns from `column` on.
+    """Returns a lane's elements of a matrix times a factor, as the sums that a product is added to. The lane has row
+    `row` and a second one, and two of every eight columns, from `column` on.
 
-    Behind the last row or column they are some others: no load waits for a comparison, so all are on their way at once.
+    Behind the last row or column, elements of the last one are read instead: no load waits for a comparison, so all are
+    in flight at once.
     """
     var sums = Sums[columns](0)
     comptime for half in range(2):
@@ -308,9 +309,8 @@ def wait_for_tiles[dtype: DType, newer: Int = 0]():
 
 @always_inline
 def finish_products[dtype: DType, newer: Int = 0]():
-    """Until all products but the `newer` last ones are done: their sums may be read, their tiles overwritten after a
-    barrier.
-    """
+    """Waits until all products but the `newer` last ones are done: then their sums may be read, and after a barrier
+    their tiles overwritten."""
     comptime if by_warpgroups[dtype]():
         comptime text = "wgmma.wait_group.sync.aligned " + String(newer) + ";"
         inlined_assembly[text, NoneType, constraints="~{memory}"]()
@@ -363,7 +363,7 @@ def write_sums[
     row: Int32,
     lane: Int32,
 ):
-    """Writes a lane's sums, those of its two rows times `upper` and `lower`; `row` is the first of the two.
+    """Writes a lane's sums, its two rows multiplied by `upper` and `lower`; `row` is the first of the two.
     """
     comptime for half in range(2):
         var at_row = row + Int32(8 * half)

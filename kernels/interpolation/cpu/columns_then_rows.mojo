@@ -36,7 +36,7 @@ comptime LONG_COPY = 512
 
 
 def _repeats[Acc: DType, //](axis: Axis[Acc]) -> List[Bool]:
-    """For each result whether it reads what the one before reads, with the same weights.
+    """Returns for each result whether it reads the same elements as the one before, with the same weights.
     """
     var found = List[Bool](length=Int(axis.results), fill=False)
     for i in range(Int32(1), axis.results):
@@ -51,7 +51,8 @@ def _repeats[Acc: DType, //](axis: Axis[Acc]) -> List[Bool]:
 
 
 def _places[Acc: DType, //](axis: Axis[Acc]) -> List[Int]:
-    """For each result in which of `most` places its first element is kept."""
+    """Returns for each result in which of `most` places its first element is kept.
+    """
     var found = List[Int](capacity=Int(axis.results))
     for i in range(axis.results):
         found.append(Int(axis.first(i) % axis.most))

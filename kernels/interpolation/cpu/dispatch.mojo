@@ -1,4 +1,4 @@
-"""Which kernel runs which problem on a CPU."""
+"""Selection of the kernel that runs a problem on a CPU."""
 
 from ...common.pointer import accumulation_type
 from ...common.vectors import lanes
@@ -13,15 +13,15 @@ from .sums import SPARSE
 comptime _MIN_BATCH = 32
 """Samples that pay for a table of all axes."""
 comptime _MAX_RESULTS = 1 << 20
-"""Of a sample, from which on that table costs more than it gives."""
+"""Results of a sample from which on that table costs more than it saves."""
 comptime _SHORT = 64
 """Results of a row."""
 comptime _MAX_VECTORS = 8
-"""Of a short row of results."""
+"""Vectors of a short row of results, at most."""
 
 
 def _reading[Acc: DType, //](axis: Axis[Acc]) -> Int:
-    """How many results read something."""
+    """Returns how many results read at least one element."""
     var found = 0
     for i in range(axis.results):
         if axis.count(i) > 0:

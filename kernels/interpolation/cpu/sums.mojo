@@ -1,4 +1,4 @@
-"""What the CPU kernels share: weighted sums of rows, and of a row's elements.
+"""Code that the CPU kernels share: weighted sums of rows, and of a row's elements.
 
 A row of [W, C] is contiguous in either layout: rows are summed as vectors whatever the layout. Within a row vectors hold
 channels, or, where there is one, single elements.
@@ -81,19 +81,19 @@ comptime FEW_LEFT = 4
 
 
 struct Columns[Acc: DType](Movable):
-    """The axis W with what is known of all its results."""
+    """The axis W, with properties of all its results."""
 
     var axis: Axis[Self.Acc]
     var channels: Int
     var is_identity: Bool
-    """Whether every result is the element in its place."""
+    """Whether every result equals the element in its place."""
     var is_copy: Bool
-    """Whether every result is one element."""
+    """Whether every result equals one element."""
     var reading: List[Int32]
     """The results that read something, where these are few; else none."""
     var first: List[Int32]
-    """As the axis has it, for whole vectors, where no result reads more than two elements of a row of its own; so are `count`
-    and `weights`, those of one tap after those of the other."""
+    """First elements as the axis has them, padded to whole vectors, where no result reads more than two elements of a
+    row of its own; likewise `count` and `weights`, with the weights of one tap behind those of the other."""
     var count: List[Int32]
     var weights: List[Scalar[Self.Acc]]
 
@@ -137,7 +137,7 @@ struct Columns[Acc: DType](Movable):
         return len(self.reading) > 0
 
     def stays_inside[V: Int](self) -> Bool:
-        """Whether sum_columns writes its results alone."""
+        """Whether sum_columns writes no more than its results."""
         return self.channels == 1 or self.channels % V == 0 or self.are_few()
 
 
@@ -192,8 +192,8 @@ def _pixel[
     channels: Int,
     readable: Int,
 ):
-    """All channels of result `w`; what belongs to the next one, which is computed after it, is written too unless `alone`.
-    """
+    """Computes all channels of result `w`. Elements of the next result, which is computed after it, are overwritten
+    unless `alone`."""
     comptime V = lanes[dtype]
     var pixel = results.unsafe_offset(Int(w) * channels)
     var begin = Int(axis.first(w)) * channels
@@ -218,7 +218,7 @@ def _pixel[
 def _copies[
     dtype: DType, Acc: DType, //
 ](results: Ptr[Acc], row: Ptr[dtype], columns: Columns[Acc]):
-    """One element for each result, as it is."""
+    """Copies one element for each result."""
     comptime V = lanes[Acc]
     var end = Int(columns.axis.results)
     var firsts = columns.first.unsafe_ptr()
@@ -235,7 +235,7 @@ def _copies[
 def _few[
     dtype: DType, Acc: DType, //, most: Int
 ](results: Ptr[Acc], row: Ptr[dtype], columns: Columns[Acc]):
-    """Up to `most` elements for each result, which is 1 or 2: a vector of results at once.
+    """Sums up to `most` elements for each result, where `most` is 1 or 2: a vector of results at once.
     """
     comptime V = lanes[Acc]
     var end = Int(columns.axis.results)
@@ -294,7 +294,7 @@ def _many_elements[
 
 @fieldwise_init
 struct Line(TrivialRegisterPassable):
-    """Where a row of results lies."""
+    """The position of a row of results."""
 
     var n: Int
     var d: Int32
@@ -303,7 +303,7 @@ struct Line(TrivialRegisterPassable):
 
 @always_inline
 def line_of(unit: Int, depth: Int32, height: Int32) -> Line:
-    """Of row number `unit` of [N, depth, height] rows."""
+    """Returns the position of row number `unit` of [N, depth, height] rows."""
     var slab = unit // Int(height)
     return Line(
         slab // Int(depth),
@@ -321,7 +321,7 @@ def read_rows[
     line: Line,
     source_length: Int,
 ):
-    """rows = those of x that a row of results reads."""
+    """rows = the rows of x that a row of results reads."""
     rows.clear()
     for a in range(p.d.count(line.d)):
         var d = Int(p.d.first(line.d) + a)

@@ -1,4 +1,4 @@
-"""Which kernel runs which problem on a GPU."""
+"""Selection of the kernel that runs a problem on a GPU."""
 
 from ..direct import Direct
 from ..kernel import AlwaysWorthwhile, Table

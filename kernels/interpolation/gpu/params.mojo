@@ -1,5 +1,4 @@
-"""What GPU kernels take of a problem, precomputed on the host: 32-bit extents, divisions turned into multiplications.
-"""
+"""A problem as GPU kernels read it, precomputed on the host: 32-bit extents, divisions turned into multiplications."""
 
 from std.sys import size_of
 

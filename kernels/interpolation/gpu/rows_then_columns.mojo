@@ -59,7 +59,7 @@ struct Tile(KernelArgument):
     var stretch: Divisor
     """Vectors of a row's stretch."""
     var groups: Divisor
-    """Of threads that share the rows that a row of results reads."""
+    """Divides by the groups of threads that share the rows that a row of results reads."""
     var lines: Int32
     """Rows of results of a block."""
     var all_lines: Int32
@@ -125,13 +125,13 @@ def _sum_of_rows[
 
 @fieldwise_init
 struct _Block(TrivialRegisterPassable):
-    """What a block has."""
+    """The position of a block's tile."""
 
     var first_line: Int32
     var w_first: Int32
     var c_first: Int32
     var start: Int32
-    """Where stretches begin in their rows."""
+    """The offset in their rows at which stretches begin."""
 
     @always_inline
     def __init__[
@@ -293,7 +293,7 @@ def _walk[
     p: Params[accumulation_type[dtype]],
     tile: Tile,
 ):
-    """What a GPU does, lane by lane."""
+    """Runs on a CPU the work of a GPU's threads, one after the other."""
     var storage = List[Scalar[accumulation_type[dtype]]](length=ROOM, fill=0)
     var sums = pointer_to(storage)
     for number in range(tile.blocks()):
@@ -332,8 +332,8 @@ struct RowsThenColumnsPlan(TrivialRegisterPassable):
         vector: Int,
         by_channels: Bool,
     ):
-        """For `width` results along W of each of `all_lines` rows, of which one reads up to `most_rows`.
-        """
+        """Cuts `width` results along W of each of `all_lines` rows into tiles; a row of results reads up to `most_rows`
+        rows."""
         self.log_width = spans.count - 1
         self.vectors = 0
         if by_channels:
@@ -450,7 +450,8 @@ def _launch[
 
 
 struct RowsThenColumns[target: StaticString](InterpolationKernel):
-    """For tests a CPU runs it, too, lane by lane."""
+    """Sums along rows, then along columns. Tests run it on a CPU, too, lane by lane.
+    """
 
     comptime NAME: StaticString = "rows_then_columns"
 

@@ -26,7 +26,7 @@ from ..problem import Axis, InterpolationProblem, Spans
 from .params import THREADS, Params, fits_32_bits, load, store, vector
 
 comptime MAX_TAPS = 4
-"""Along H and along W."""
+"""Taps along H and along W, at most."""
 comptime MAX_STRIP = 16
 comptime SATURATING_THREADS = 1 << 18
 """Threads that keep a large GPU busy: longer strips are worth it only while so many remain."""
@@ -37,14 +37,14 @@ comptime MAX_HELD = 16
 
 
 struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
-    """What a thread reads of every row: for each of its results the first element, how many, and their weights.
-    """
+    """The elements that a thread reads of every row: for each of its results the first one, how many, and their
+    weights."""
 
     comptime lanes = Self.V if Self.along_w else 1
     var first: SIMD[DType.int32, Self.lanes]
-    """Of the elements, in the row."""
+    """The first elements' offsets in the row."""
     var last: SIMD[DType.int32, Self.lanes]
-    """Taps, less one; -1 for none."""
+    """The number of taps, less one; -1 for none."""
     var weights: Array[SIMD[Self.Acc, Self.lanes], Self.T]
 
     @always_inline
@@ -73,9 +73,9 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
         row: Ptr[dtype],
         channels: Int32,
     ):
-        """Puts what is read of a row at `start`; `row` points to its element at W = 0. There are no branches, which a thread
-        would pass one after the other: the last tap is read again instead of those behind it, and `sum` leaves these out.
-        """
+        """Stores the elements that are read of a row at `start`; `row` points to its element at W = 0. There are no
+        branches, which would serialize a thread's loads: the last tap is read again in place of taps behind it, which
+        `sum` leaves out."""
         comptime for k in range(Self.T):
             comptime if Self.along_w:
                 comptime for lane in range(Self.V):
@@ -93,7 +93,7 @@ struct _Columns[Acc: DType, V: Int, T: Int, along_w: Bool](Movable):
     def sum[
         dtype: DType, N: Int, //, start: Int
     ](self, values: Array[SIMD[dtype, Self.V], N]) -> SIMD[Self.Acc, Self.V]:
-        """Of what `load` put there."""
+        """Sums the elements that `load` stored there."""
         var total = SIMD[Self.Acc, Self.V](0)
         comptime for k in range(Self.T):
             var read: SIMD[DType.bool, Self.V]
@@ -172,7 +172,7 @@ def _thread[
     first_slab: Int32,
     slab_step: Int32,
 ):
-    """What a thread does: strip `item` of every slab that it comes to."""
+    """Runs one thread: strip `item` of every slab that it comes to."""
     comptime Acc = accumulation_type[dtype]
     var column, vector_of_pixel = by_vectors.divide(item)
     var strip, place = by_columns.divide(column)
@@ -271,8 +271,8 @@ def interpolate_strips[
     by_columns: Divisor,
     rows: Int32,
 ):
-    """By channels `by_vectors` divides by the vectors of a pixel and `by_columns` by W; along W by 1 and by the vectors of
-    a row."""
+    """Runs the strips of all threads. Where vectors hold channels, `by_vectors` divides by the vectors of a pixel and
+    `by_columns` by W; along W, by 1 and by the vectors of a row."""
     _thread[dtype, V, T, along_w](
         y,
         x,
@@ -337,7 +337,7 @@ def _launch[
 
 
 def _is_along_w[Acc: DType](p: InterpolationProblem[Acc], T: Int) -> Bool:
-    """Whether a thread of planes takes neighbours along W: for many taps these take many registers.
+    """Whether a thread of planes takes neighbours along W; with many taps these take many registers.
     """
     if p.channels != 1:
         return False
@@ -347,7 +347,8 @@ def _is_along_w[Acc: DType](p: InterpolationProblem[Acc], T: Int) -> Bool:
 
 
 struct Strips[target: StaticString](InterpolationKernel):
-    """For tests a CPU runs it, too, lane by lane."""
+    """Interpolation in strips of rows. Tests run it on a CPU, too, lane by lane.
+    """
 
     comptime NAME: StaticString = "strips"
 

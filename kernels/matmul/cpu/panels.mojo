@@ -23,7 +23,7 @@ from ...common.pointer import Ptr, accumulation_type
 from ..problem import MatmulProblem
 
 comptime BLOCK_BYTES = 192 * 1024
-"""Of packed B, at most: a share of the second-level cache."""
+"""Bytes of packed B, at most: a share of the second-level cache."""
 comptime MAX_DEPTH = 512
 """Steps of the reduction that are multiplied at once."""
 comptime ROW_BLOCK = 24 * ROWS
@@ -31,7 +31,7 @@ comptime ROW_BLOCK = 24 * ROWS
 comptime MIN_TASK_WORK = 1 << 16
 """Multiply-adds that are worth a task."""
 comptime FEW_ROWS = 2
-"""Up to so many rows are multiplied element by element with columns that lie along the reduction."""
+"""Up to this many rows are multiplied element by element with columns that lie along the reduction."""
 
 
 @fieldwise_init
@@ -124,7 +124,7 @@ def _rows_of[
     b_row: Int,
     depth: Int,
 ):
-    """All rows of a block times one panel."""
+    """Multiplies all rows of a block by one panel."""
     comptime pitch = panel[acc]()
     var row = 0
     # Sums of two tiles of rows fit where vectors are half as many.
@@ -247,8 +247,8 @@ def _block[
     room: _TaskBuffers[accumulation_type[dtype]],
     same_b: Bool,
 ):
-    """C [rows, columns] of one product whose matrices begin at the pointers; rows of C are contiguous. With `same_b` the
-    panels of B are those of the block before."""
+    """Computes C [rows, columns] of one product whose matrices begin at the pointers; rows of C are contiguous. With
+    `same_b` the panels of B are unchanged since the block before."""
     comptime acc = accumulation_type[dtype]
     comptime width = simd_width_of[acc]()
     comptime pitch = panel[acc]()
@@ -301,7 +301,7 @@ def _block[
 def panels_cpu[
     dtype: DType
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
-    """Any problem with elements in C."""
+    """Runs any problem with elements in C."""
     if p.c.column != 1 and p.n > 1:
         _each_column[dtype](c, a, b, p)
     elif p.m <= FEW_ROWS < p.n and p.b.row == 1 and p.b.column != 1:
@@ -371,7 +371,7 @@ def _each_column[
 def _blocks[
     dtype: DType
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem):
-    """Problems whose C has contiguous rows, in blocks."""
+    """Runs a problem whose C has contiguous rows, in blocks."""
     comptime acc = accumulation_type[dtype]
     comptime pitch = panel[acc]()
     # Columns of a block whose packed part of B the cache holds.

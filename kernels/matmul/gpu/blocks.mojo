@@ -1,4 +1,4 @@
-"""How a block of a product's kernel finds its tile."""
+"""The mapping of a kernel's blocks to tiles of products."""
 
 from std.math import ceildiv
 
@@ -13,17 +13,17 @@ struct Blocks(KernelArgument):
     """
 
     var tiles: Divisor
-    """Of one product."""
+    """Divides by the tiles of one product."""
     var across: Divisor
     """Tiles side by side."""
     var middle: Divisor
     """The batch's second extent."""
     var inner: Divisor
-    """And its last."""
+    """The batch's last extent."""
 
     @staticmethod
     def of(p: MatmulProblem, rows: Int, columns: Int) -> Self:
-        """With tiles of so many rows and columns, of a problem with elements in C.
+        """Divides a problem with elements in C into tiles of `rows` x `columns`.
         """
         var across = ceildiv(p.n, columns)
         return Self(
@@ -43,7 +43,7 @@ struct Blocks(KernelArgument):
 
     @always_inline
     def place(self, matrices: Matrices, number: Int32) -> Int:
-        """Where matrix `number` of the batch begins."""
+        """Returns the offset of matrix `number` of the batch."""
         var rest, b2 = self.inner.divide(number)
         var b0, b1 = self.middle.divide(rest)
         return matrices.offset(Int(b0), Int(b1), Int(b2))

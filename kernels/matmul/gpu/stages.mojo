@@ -26,8 +26,8 @@ comptime PIECE = 8
 
 @always_inline
 def _exchange[length: Int](row: Int32) -> Int32:
-    """What a row's pieces are exchanged by: eight rows, or two on a line of 128 bytes, meet all banks.
-    """
+    """Returns the number that a row's pieces are exchanged by: eight rows, or two on a line of 128 bytes, meet all
+    banks."""
     comptime if length >= 8 * PIECE:
         return row % 8
     else:
@@ -36,7 +36,8 @@ def _exchange[length: Int](row: Int32) -> Int32:
 
 @always_inline
 def _place[length: Int](row: Int32, piece: Int32) -> Int32:
-    """Where a piece of a row of `length` elements lies, in elements."""
+    """Returns the offset, in elements, of a piece of a row of `length` elements.
+    """
     return row * Int32(length) + (piece ^ _exchange[length](row)) * PIECE
 
 
@@ -65,7 +66,7 @@ def _load_fragment[
 struct FragmentOffsets[count: Int, size: Int, depth: Int](
     ImplicitlyCopyable, TrivialRegisterPassable
 ):
-    """Where a lane's rows of fragments lie in a stage of `size` indices, in bytes: the sum of a fragment's part and a
+    """Offsets of a lane's rows of fragments in a stage of `size` indices, in bytes: the sum of a fragment's part and a
     step's."""
 
     var fragments: StaticTuple[UInt32, Self.count]
@@ -77,8 +78,8 @@ struct FragmentOffsets[count: Int, size: Int, depth: Int](
     def of(
         first: Int32, across: Int32, index: Int32, step: Int32, lane: Int32
     ) -> Self:
-        """Of fragments of 16 indices from `first` on: the lane names a row of the matrix that begins `index` and `step`
-        after the fragment's corner."""
+        """Returns the offsets of fragments of 16 indices from `first` on: the lane names a row of the matrix that
+        begins `index` and `step` after the fragment's corner."""
         var fragments = StaticTuple[UInt32, Self.count](fill=0)
         var steps = StaticTuple[UInt32, Self.depth // 16](fill=0)
         var row = lane % 8
@@ -99,7 +100,7 @@ struct FragmentOffsets[count: Int, size: Int, depth: Int](
     @staticmethod
     @always_inline
     def left(first: Int32, lane: Int32, across: Int32) -> Self:
-        """Of fragments of 16 rows: rows 0-7 and 8-15 of steps 0-7, then of steps 8-15.
+        """Returns the offsets of fragments of 16 rows: rows 0-7 and 8-15 of steps 0-7, then of steps 8-15.
         """
         var matrix = lane // 8
         return Self.of(first, across, matrix % 2 * 8, matrix // 2 * 8, lane)
@@ -107,7 +108,7 @@ struct FragmentOffsets[count: Int, size: Int, depth: Int](
     @staticmethod
     @always_inline
     def right(first: Int32, lane: Int32, across: Int32) -> Self:
-        """Of pairs of fragments of 8 columns: steps 0-7 and 8-15 of one, then of the other.
+        """Returns the offsets of pairs of fragments of 8 columns: steps 0-7 and 8-15 of one, then of the other.
         """
         var matrix = lane // 8
         return Self.of(first, across, matrix // 2 * 8, matrix % 2 * 8, lane)
@@ -135,7 +136,7 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
     comptime Values = Array[UInt16, Self.each]
 
     var data: Ptr[Self.dtype]
-    """Where this thread's first unit of the next stage lies."""
+    """The address of this thread's first unit of the next stage."""
     var stage_step: Int32
     """Elements from one stage to the next."""
     var turn: Int32
@@ -147,7 +148,7 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
     var place: UInt32
     """Bytes, of this thread's first unit in a stage."""
     var fixed: Int32
-    """If `across`, elements of each unit that exist, else units that do."""
+    """If `across`, the elements of each unit that exist, else the units that do."""
 
     @always_inline
     def __init__(
@@ -203,7 +204,7 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
 
     @always_inline
     def start(mut self, stage: UInt32, mut values: Self.Values):
-        """Starts the copy of the next stage; of single elements, reads what `finish` stores.
+        """Starts the copy of the next stage; reads single elements into `values`, for `finish` to store.
         """
         comptime if Self.least == PIECE:
             self._copy[PIECE](stage)
@@ -257,7 +258,7 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
     @staticmethod
     @always_inline
     def by[length: Int](i: Int, unit: Int) -> UInt32:
-        """What the place of a thread's unit `i` is exchanged by, beside its first one's, in bytes.
+        """Returns the difference, in bytes, between the exchanges of a thread's unit `i` and of its first one.
         """
         return UInt32(
             _exchange[length](Int32(i * (Self.threads * unit // length)))
@@ -286,7 +287,7 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
 
     @always_inline
     def _store[length: Int](self, stage: UInt32, values: Self.Values):
-        """To rows of `length` elements."""
+        """Stores `values` to rows of `length` elements."""
         comptime rows = Self.threads // length
         var target = stage + self.place
         comptime for i in range(Self.each):

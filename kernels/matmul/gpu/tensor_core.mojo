@@ -30,11 +30,11 @@ from .blocks import Blocks, blocks_refusal
 from .stages import PIECE, FragmentOffsets, Source
 
 comptime STAGES = 3
-"""In shared memory: one is multiplied, the others are on their way."""
+"""Stages in shared memory: one is multiplied while the others are being copied."""
 comptime PAD = 8
 """Elements between rows of C in shared memory, beside the tile's."""
 comptime SATURATING_BLOCKS = 396
-"""That keep a large GPU busy: a reduction is split until there are as many."""
+"""Blocks that keep a large GPU busy: a reduction is split until there are as many."""
 comptime MIN_PART = 192
 """Steps of one part of a split reduction."""
 comptime SUM_THREADS = 256
@@ -52,7 +52,7 @@ struct BlockTile(Equatable, ImplicitlyCopyable, TrivialRegisterPassable):
     var depth: Int
     """Steps of the reduction in a stage."""
     var blocks: Int
-    """That share a multiprocessor: their registers must fit."""
+    """Blocks that share a multiprocessor: their registers must fit."""
 
     def threads(self) -> Int:
         return (
@@ -82,11 +82,11 @@ comptime NARROW_SINGLES = BlockTile(64, 32, 32, 16, 32, 5)
 
 @fieldwise_init
 struct _LaneSums(TrivialRegisterPassable):
-    """Where a lane's sums lie in the block's tile: two rows of each fragment of 16, and two columns of each of 8.
-    """
+    """The position of a lane's sums in the block's tile: two rows of each fragment of 16, and two columns of each of
+    8."""
 
     var row: Int32
-    """Of the first fragment."""
+    """The row of the first fragment."""
     var column: Int32
 
     @staticmethod
@@ -134,8 +134,8 @@ def _store_tile[
     columns: Int32,
     whole: Bool,
 ):
-    """Writes a tile of C through shared memory, so that a warp writes whole rows: in pieces if `whole`.
-    """
+    """Writes a tile of C through shared memory, so that a warp writes whole rows; it writes 16 bytes at a time if
+    `whole`."""
     comptime threads = shape.threads()
     comptime pitch = shape.columns + PAD
     comptime wide = shape.warp_columns // 8
@@ -204,7 +204,7 @@ def tensor_core_kernel[
     c_whole: Int32,
     part: Int32,
 ):
-    """One tile of one product, or, of its sums over `part` steps, those of one part: [part][product][M][N].
+    """Computes one tile of one product, or of one part's sums over `part` steps: [part][product][M][N].
 
     A and B are read in pieces, or in units of `unit` elements; `c_whole` says that C may be written in pieces.
     """
@@ -371,7 +371,7 @@ def tensor_core_refusal[dtype: DType](p: MatmulProblem) -> Optional[String]:
 
 
 def _tiles(p: MatmulProblem, shape: BlockTile) -> Int:
-    """Of one product."""
+    """Returns the number of tiles of one product."""
     return ceildiv(p.m, shape.rows) * ceildiv(p.n, shape.columns)
 
 

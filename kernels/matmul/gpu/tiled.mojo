@@ -26,14 +26,14 @@ comptime TILE = 64
 comptime DEPTH = 16
 """Steps of the reduction in shared memory at once."""
 comptime ROWS = 8
-"""Of a thread's part of the tile."""
+"""Rows of a thread's part of the tile."""
 comptime COLUMNS = 4
-"""Of a thread's part of the tile."""
+"""Columns of a thread's part of the tile."""
 comptime THREADS = TILE // ROWS * (TILE // COLUMNS)
 comptime TURNS = TILE * DEPTH // THREADS
 """Elements of one operand's stage that a thread copies."""
 comptime PITCH = TILE + 4
-"""From one step to the next in shared memory."""
+"""Elements from one step to the next in shared memory."""
 # Four blocks share a multiprocessor: their registers must fit.
 comptime FOUR_BLOCKS = StaticTuple[Int32, 1](Int32(4 * THREADS))
 
@@ -50,13 +50,13 @@ struct _Source[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     """Elements from one of its elements to the next."""
     var stage_step: Int
     var across: Bool
-    """Whether indices are contiguous, not steps."""
+    """Whether the tile is contiguous along its indices, not along the reduction's steps."""
     var count: Int32
-    """Of its elements, those whose index exists; all or none if `across`."""
+    """How many of this thread's elements have an index that exists; all or none if `across`."""
     var left: Int32
     """Steps from this thread's first one of the next stage on."""
     var place: Int32
-    """In shared memory."""
+    """The offset of this thread's first element in shared memory."""
 
     @always_inline
     def __init__(
@@ -109,7 +109,8 @@ struct _Source[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def place_turn(self) -> Int32:
-        """In shared memory, from one of its elements to the next."""
+        """Returns the distance in shared memory from one of this thread's elements to the next.
+        """
         return Int32(THREADS // TILE * PITCH) if self.across else Int32(
             THREADS // DEPTH
         )
@@ -127,7 +128,7 @@ def tiled_kernel[
     blocks: Blocks,
     neighbours: Int32,
 ):
-    """One tile of one product; `neighbours` says that COLUMNS of them may be stored at once.
+    """Computes one tile of one product; `neighbours` says that COLUMNS neighbouring elements may be stored at once.
     """
     comptime acc = accumulation_type[dtype]
     var left = stack_allocation[
@@ -225,10 +226,9 @@ def tiled_gpu[
     p: MatmulProblem,
     ctx: DeviceContext,
 ) raises:
-    """Any problem whose blocks 32 bits can count.
+    """Runs any problem whose blocks 32 bits can count.
 
-    Raises:
-        Error: those they cannot.
+    Raises: Error: the problem has more blocks.
     """
     var reason = blocks_refusal(p, TILE, TILE)
     if reason:

@@ -39,9 +39,9 @@ comptime SHAPE = WarpgroupTile(128, 128)
 comptime COUNT = SHAPE.rows // APART
 """Vectors of one operand's stage that a thread copies."""
 comptime STAGES = 3
-"""In shared memory; two blocks share a multiprocessor."""
+"""Stages in shared memory; two blocks share a multiprocessor."""
 comptime SHARED_BYTES = STAGES * SHAPE.slot_bytes() + 1024
-"""With room to begin at a multiple of 1024 bytes, as the swizzle wants."""
+"""Bytes of shared memory, with room to begin at a multiple of 1024 bytes, as the swizzle requires."""
 
 
 @fieldwise_init
@@ -51,14 +51,14 @@ struct _Source[dtype: DType, is_across: Bool](
     """One operand's part of a tile."""
 
     var data: Ptr[Self.dtype]
-    """At the tile's first index."""
+    """The operand at the tile's first index."""
     var pitch: Int
     """Elements from one row (or column) to the next, whichever is not contiguous."""
     var count: Int32
     """Indices that exist."""
     var depth: Int32
     var begin: Int32
-    """Of the next stage."""
+    """The first step of the next stage."""
 
     @always_inline
     def copy(mut self, tile: UInt32):
@@ -105,7 +105,7 @@ def warpgroup_kernel[
     p: MatmulProblem,
     blocks: Blocks,
 ):
-    """One tile of one product."""
+    """Computes one tile of one product."""
     comptime count = SHAPE.accumulators()
     comptime slot_elements = SHAPE.slot_bytes() // size_of[dtype]()
     comptime steps = Int32(steps_of[dtype]())

@@ -9,7 +9,7 @@ from ..problem import PoolingAxis, ClippedTaps
 
 
 struct WindowTable(Movable):
-    """For each window its taps, clipped to the tensor, and what it adds to an average's divisor.
+    """For each window its taps, clipped to the tensor, and its contribution to an average's divisor.
     """
 
     var start: IntTable

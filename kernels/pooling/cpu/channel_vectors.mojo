@@ -1,6 +1,6 @@
 """Pooling on the CPU over channels-last tensors: vectors of channels, forward and backward.
 
-What a result needs is listed once for its pixel, as element offsets, and then walked for every block of channels;
+The elements that a result reads are listed once for its pixel, as offsets, and then walked for every block of channels;
 a block is four vectors where C allows it, so that neither the loop nor the latency of a comparison shows.
 """
 
@@ -35,13 +35,13 @@ comptime MANY_TAPS = 16
 
 
 comptime MIN_CHANNELS = 16
-"""From which on a pixel's vectors pay for listing what it needs."""
+"""Channels from which on listing the elements of a pixel's windows pays off."""
 comptime MAX_SUMMED = 16
-"""Above so many addends for one average, summing rows first is cheaper, unless one window covers the whole plane."""
+"""Addends of an average above which summing rows first is cheaper, unless one window covers the whole plane."""
 
 
 def most_taps(p: PoolingProblem) -> Int:
-    """Of a window, clipped to the tensor."""
+    """Returns the most taps of a window, clipped to the tensor."""
 
     @always_inline
     def taps(axis: PoolingAxis) -> Int:
@@ -51,9 +51,8 @@ def most_taps(p: PoolingProblem) -> Int:
 
 
 struct TapList(Movable):
-    """What the windows of one row need: how far their taps lie from their first column, how these are called, and which of
-    them no window before has read. Windows inside the tensor look alike: it is listed once for all.
-    """
+    """The taps of one row's windows: their offsets from the windows' first column, their argmaxes, and the taps that no
+    earlier window has read. All windows inside the tensor share one list."""
 
     var at: List[Scalar[DType.int]]
     var places: List[Int32]
@@ -81,7 +80,7 @@ struct TapList(Movable):
         first_column: Int,
         columns: Int,
     ):
-        """For windows with these taps; argmaxes of those whose first column is 0, or offsets.
+        """Lists these taps, with argmaxes as offsets, or as pixels for the window whose first column is 0.
         """
         if (
             self.columns[0] == first_column

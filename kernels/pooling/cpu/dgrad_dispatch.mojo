@@ -1,4 +1,4 @@
-"""Which kernel runs which gradient on a CPU."""
+"""Selection of the kernel that runs a gradient on a CPU."""
 
 from ...common.vectors import lanes
 from ..direct import Direct
@@ -12,7 +12,7 @@ from .separable_avg import GlobalAvg, SeparableAvg
 comptime _MAX_COMPARED = 25
 """Windows above a pixel, at most, for which comparing all their offsets is cheaper than adding each where it points."""
 comptime _MAX_COMPARED_INDICES = 9
-"""The same for indices, eight bytes each."""
+"""The same limit for indices, eight bytes each."""
 comptime _MAX_PIXELS = 8
 """Pixels to a window, at most, for which that is so: of more, most are zeros, which clearing writes faster."""
 

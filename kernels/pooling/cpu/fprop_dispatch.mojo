@@ -1,4 +1,4 @@
-"""Which kernel runs which forward pass on a CPU."""
+"""Selection of the kernel that runs a forward pass on a CPU."""
 
 from ..direct import Direct
 from ..kernel import NO_ARGMAX, Heuristic, PoolingKernel, Table

@@ -1,4 +1,5 @@
-"""Gradient of max pooling on the CPU over channels-last tensors: every pixel of dx gathers what the windows above it send.
+"""Gradient of max pooling on the CPU over channels-last tensors: every pixel of dx gathers the gradients of the windows
+above it.
 
 Vectors of channels compare the windows' argmaxes with the pixel and add in registers: for some tens of windows given by
 offset, and some by index, which is eight bytes wide, that costs less than to add one argmax after the other in memory.
@@ -23,12 +24,12 @@ from ..kernel import NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem
 
 comptime CHANNEL_VECTORS = 4
-"""Vectors of channels that share what finding a window costs."""
+"""Vectors of channels that share the cost of finding a window."""
 
 
 struct ColumnsAbove(Movable):
-    """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps lies
-    over the pixel."""
+    """For each pixel of a row the windows above it: where they begin in a row of windows, and which of a row of taps
+    lies over the pixel."""
 
     var first: List[Int]
     """The number of a pixel's first window below; one more than pixels."""

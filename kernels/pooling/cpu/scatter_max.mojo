@@ -1,7 +1,7 @@
 """Gradient of max pooling on the CPU by scattering: each window adds where its argmaxes point.
 
-One plane (C = 1) or one block of channels at a time, always in the same order. An argmax that points outside the plane is
-ignored. What a loop compares with is an argument: behind a pointer it would be read again after every store.
+One plane (C = 1) or one block of channels at a time, always in the same order. An argmax that points outside the plane
+is ignored. A loop's limits are arguments: behind a pointer they would be read again after every store.
 """
 
 from max.gpu.host import DeviceContext
@@ -28,7 +28,7 @@ comptime BLOCK_CHANNELS = 64
 comptime MIN_BLOCK_CHANNELS = 16
 """Channels below which a block is not cut to keep another core busy: a line of the cache."""
 comptime LIMIT_32 = 1 << 31
-"""Places of a plane fit 32 bits below."""
+"""The limit below which places of a plane fit 32 bits."""
 comptime FAR_AWAY = -(1 << 60)
 """A distance that leads outside of every plane."""
 comptime CLEARED_ELEMENTS = 4096
@@ -38,14 +38,14 @@ comptime PREFETCHED_ELEMENTS = 16
 
 
 struct TapTable(Movable):
-    """Where offsets point: pixel origins[o] + deltas[tap] of the plane. What names no tap points outside every plane.
-    """
+    """The pixels to which offsets point: pixel origins[o] + deltas[tap] of the plane. An offset that names no tap
+    points outside every plane."""
 
     var origins: List[Scalar[DType.int]]
     var deltas: List[Scalar[DType.int]]
 
     def __init__(out self, p: PoolingProblem, *, by_offset: Bool):
-        """By index the table is empty."""
+        """Fills the table; it stays empty where argmaxes are indices."""
         self.origins = List[Scalar[DType.int]]()
         self.deltas = List[Scalar[DType.int]]()
         if not by_offset:
@@ -79,8 +79,8 @@ struct TapTable(Movable):
 def _pixel[
     argmax: DType, //
 ](found: Scalar[argmax], origin: Int, deltas: Ptr[DType.int]) -> Int:
-    """What an argmax names of the plane; anything outside it where there is no such pixel.
-    """
+    """Returns the pixel of the plane that an argmax names, or a number outside the plane where there is no such
+    pixel."""
     comptime if argmax == OFFSET:
         return origin + Int(deltas[unsafe_offset=Int(found)])
     else:
@@ -123,7 +123,7 @@ def _add_window_vectors[
     plane: Int,
     pitch: Int,
 ):
-    """As _add_window, by index, for a plane of less than 2^31 elements: vectors find the places.
+    """Does the work of _add_window, by index, for a plane of less than 2^31 elements: vectors find the places.
     """
     comptime V = lanes[dtype]
     var places = stack_allocation[V, Int32, alignment=64]()
@@ -185,8 +185,8 @@ def _add_planes[
 
 @fieldwise_init
 struct ClearedPixels(TrivialRegisterPassable):
-    """How far the pixels of a block of channels in dx are cleared: shortly before the first window that reaches them adds.
-    """
+    """How far the pixels of a block of channels in dx are cleared; they are cleared shortly before the first window
+    that reaches them adds to them."""
 
     var end: Int
     var fewest: Int
@@ -203,8 +203,8 @@ struct ClearedPixels(TrivialRegisterPassable):
         depth: Int,
         pitch: Int,
     ):
-        """Clears what row number `row` of a plane's windows reaches; its last row clears all that is left.
-        """
+        """Clears the pixels that row number `row` of a plane's windows reaches; its last row clears all remaining
+        ones."""
         var plane = p.input_plane()
         var to = plane
         comptime if not adaptive:
@@ -392,7 +392,7 @@ def _max_pool_dgrad_scatter[
 def _place_one[
     dtype: DType, //
 ](dx: Ptr[dtype], value: Scalar[dtype], place: Int, plane: Int):
-    """A plane of zeros but for one pixel."""
+    """Writes a plane of zeros but for one pixel."""
     comptime V = lanes[dtype]
     for at in range(0, plane, V):
         var here = iota[DType.int64, V](Int64(at)).eq(

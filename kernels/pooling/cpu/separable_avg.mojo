@@ -1,7 +1,7 @@
 """Average pooling on the CPU, forward and backward, for any number of channels.
 
-Separable. A row of [W, C] is contiguous in either layout, so the rows that a result row needs are first summed as
-whole vectors into one row of sums; then each result takes what lies under, or above, it on W. With C = 1 neighbouring
+Separable. A row of [W, C] is contiguous in either layout, so the rows that a result row needs are first summed as whole
+vectors into one row of sums; then each result adds up the sums under, or above, it on W. With C = 1 neighbouring
 results share vectors too for strides 1 and 2; other strides finish one by one.
 """
 
@@ -317,8 +317,8 @@ def _slide[
 def _spread[
     Acc: DType, //
 ](line: Ptr[Acc], sums: Ptr[Acc], length: Int, window: Int, stride: Int):
-    """For strides of 2 and more position stride * q + r of the line is the sum of windows q, q - 1, ... as far as their taps r, r + stride, ...
-    exist."""
+    """Computes the line for strides of 2 and more, where position stride * q + r is the sum of windows q, q - 1, ... as
+    far as their taps r, r + stride, ... exist."""
     comptime V = lanes[Acc]
     var q = 0
     if stride == 2:
@@ -351,7 +351,8 @@ def _spread[
 def _avg_pool_global[
     dtype: DType, //, *, forward: Bool
 ](result: Ptr[dtype], source: Ptr[dtype], p: PoolingProblem, divisor: Int):
-    """One window over all of a plane, C = 1: the plane is one run."""
+    """Pools planes under one window each, C = 1, forward or backward: a plane is one run.
+    """
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var plane = p.input_plane()

@@ -38,9 +38,9 @@ from .params import (
 comptime LOADS_IN_FLIGHT = 4
 """Taps that a thread loads before it looks at the first."""
 comptime MIN_TAPS = 8
-"""Of a thread, where a window has as many."""
+"""Taps of a thread, at least, where a window has as many."""
 comptime MAX_THREADS = 1 << 20
-"""Of a launch: more than this keep no GPU busier."""
+"""Threads of a launch, at most: more of them keep no GPU busier."""
 
 
 @fieldwise_init
@@ -101,8 +101,8 @@ def shared_window[
     lane: Int32,
     lanes: Int32,
 ) -> Pooled[accumulation_type[dtype], V]:
-    """What one of the lanes sees: the first of equal maxima, the last NaN; the window's first pixel where it sees none.
-    """
+    """Returns the maximum of one lane's taps: the first of equal maxima, the last NaN; the window's first pixel where
+    the lane has none."""
     comptime Acc = accumulation_type[dtype]
     comptime bytes = vector_alignment[dtype, V]
     var start = (td.start * p.h.input + th.start) * p.w.input + tw.start
@@ -140,8 +140,8 @@ def shared_window[
 def merged[
     Acc: DType, V: Int, //
 ](first: Pooled[Acc, V], second: Pooled[Acc, V]) -> Pooled[Acc, V]:
-    """Of two lanes, whose taps lie between each other's: a NaN before a number, the last NaN, the first of equal maxima.
-    """
+    """Merges the maxima of two lanes, whose taps alternate: a NaN wins over a number, the last NaN over others, the
+    first of equal maxima."""
     var a = first.value
     var b = second.value
     var is_nan = ~a.eq(a)
@@ -169,8 +169,9 @@ def pool_fprop_shared_windows[
     windows: Int32,
     lanes: Int32,
 ):
-    """`by_items` divides by the vectors of windows in a slab, `windows` counts those of all slabs. The threads of a plane's
-    window lie beside each other, else those of neighbouring channels do."""
+    """Computes maxima of windows that threads share. `by_items` divides by the vectors of windows in a slab, `windows`
+    counts the windows of all slabs. The threads of a plane's window are neighbours; with channels innermost the threads
+    of neighbouring channels are."""
     comptime Acc = accumulation_type[dtype]
     comptime bytes = vector_alignment[dtype, V]
     var values = stack_allocation[
@@ -238,7 +239,7 @@ def pool_fprop_shared_windows[
 
 
 def lanes_of_window[dtype: DType](p: PoolingProblem) -> Int:
-    """How many threads share a window: a power of two."""
+    """Returns how many threads share a window: a power of two."""
     var windows = p.output_size() // channel_vector[dtype](p)
     var lanes = 1
     while (
@@ -297,8 +298,8 @@ def add_for_maximum[
     ow: Int32,
     c: Int32,
 ):
-    """What a window's thread does in the sample that all begin at; an index that names no pixel under its window is ignored.
-    """
+    """Runs a window's thread in the sample at which all pointers begin; an index that names no pixel under its window
+    is ignored."""
     comptime Acc = accumulation_type[dtype]
     var own = (od * p.h.output + oh) * p.w.output + ow
     var index = indices[unsafe_offset=Int(own * p.channels + c)]

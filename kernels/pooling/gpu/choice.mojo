@@ -1,4 +1,4 @@
-"""Which tensors on a GPU the fast kernels take."""
+"""The choice of fast kernels by a tensor's alignment on a GPU."""
 
 from max.gpu.host import DeviceContext
 
@@ -8,8 +8,8 @@ from .params import fits_32_bits
 
 
 struct ByAlignment[Aligned: KernelChoice, Other: PoolingKernel](KernelChoice):
-    """`Aligned` for tensors that begin with whole vectors and whose elements 32-bit numbers count, `Other` for the rest.
-    """
+    """`Aligned` for tensors that begin with whole vectors and whose elements 32-bit numbers can count, `Other` for the
+    rest."""
 
     @staticmethod
     def launch[

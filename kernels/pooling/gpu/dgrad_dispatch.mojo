@@ -1,4 +1,4 @@
-"""Which kernel runs which gradient on a GPU.
+"""Selection of the kernel that runs a gradient on a GPU.
 
 Most of the compiler's work is for windows that may reach over several slabs of D: `DEEP_DGRAD_KERNELS` take those too.
 """
@@ -19,7 +19,7 @@ from .ring_scatter import RingScatter
 from .sliding_sums import SlidingSums
 
 comptime _FEW_PIXELS = 64
-"""Of planes up to which prefetched pieces take maxima of disjoint windows faster."""
+"""Pixels of the largest planes whose maxima of disjoint windows prefetched pieces add up faster."""
 comptime _MAX_ROWS = 4
 """Rows, at most, of channels-last averages' disjoint windows: longer ones leave few threads."""
 

@@ -33,7 +33,7 @@ comptime MAX_ITEMS = 2
 
 @fieldwise_init
 struct DisjointShape(TrivialRegisterPassable):
-    """What the compiler knows.
+    """The part of a problem that is known at compile time.
 
     Rows are whole groups of `group` pixels, and windows of size and stride `stride` on W, a divisor of the group, begin
     without padding."""
@@ -50,15 +50,15 @@ def items[dtype: DType, argmax: DType]() -> Int:
 
 @fieldwise_init
 struct _Row(TrivialRegisterPassable):
-    """What the pixels of one row share."""
+    """The values that the pixels of one row share."""
 
     var base: Int32
     """The number of the first window above the row in the whole output."""
     var wanted: Int32
-    """What names the row's first pixel: its number in the plane, or by offset its tap in a window's first column;
-    NO_WINDOW where no window lies over the row."""
+    """The argmax that names the row's first pixel: its number in the plane, or by offset its tap in a window's first
+    column; NO_WINDOW where no window lies over the row."""
     var scale: Float32
-    """For averages: one over what D and H contribute to the divisor, or over all of it."""
+    """For averages: one over the contribution of D and H to the divisor, or one over the whole divisor."""
 
 
 @always_inline
@@ -214,7 +214,7 @@ def pool_dgrad_disjoint_planes[
 
 
 def _shapes[argmax: DType](vector: Int) -> List[DisjointShape]:
-    """The shapes that are compiled for vectors of so many elements; the first that fits is the fastest.
+    """Returns the shapes that are compiled for vectors of `vector` elements; the first that fits is the fastest.
     """
     var shapes = List[DisjointShape]()
     shapes.append(DisjointShape(vector, 2))
@@ -293,16 +293,16 @@ comptime ROWS = 8
 
 @fieldwise_init
 struct ColumnUnits(KernelArgument):
-    """How dx is cut: units (the rows under a few rows of windows, of one slab) of items (a column by a vector of
-    channels)."""
+    """The division of dx into units (the rows under a few rows of windows, of one slab) of items (a column by a vector
+    of channels)."""
 
     var total: Int32
     """Items of all units."""
     var groups: Int32
-    """Rows of windows of a unit, those past the last that pixels are left for included."""
+    """Rows of windows of a unit, including rows past the last one that have pixels left."""
     var by_items: Divisor
     var by_strips: Divisor
-    """Divides units by those of a slab."""
+    """Divides units by the units of a slab."""
 
     def __init__(out self, p: PoolingProblem, vector: Int):
         var items = Int(p.w.input) * (Int(p.channels) // vector)

@@ -1,4 +1,4 @@
-"""Which kernel runs which forward pass on a GPU."""
+"""Selection of the kernel that runs a forward pass on a GPU."""
 
 from ..direct import Direct
 from ..kernel import Heuristic, PoolingKernel, Table

@@ -1,7 +1,7 @@
 """Pooling forward on a GPU over contiguous NCHW tensors, for every window: whole planes go through shared memory.
 
 A block copies a few planes as one run of 16-byte vectors, wherever they begin and end; then each of its threads takes
-windows of them. What overlapping or long windows read again costs no bandwidth of the device's memory.
+windows of them. Elements that overlapping or long windows read again cost no bandwidth of the device's memory.
 """
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
@@ -18,7 +18,7 @@ from .gather import pool_window
 from .params import LIMIT_32, THREADS, PoolingParams, uniform_scale
 
 comptime PIECE_BYTES = 32 * 1024
-"""Of shared memory, for whole planes of x."""
+"""Bytes of shared memory for whole planes of x."""
 comptime LOADS_IN_FLIGHT = 4
 """Vectors that a thread loads before it stores the first."""
 

@@ -21,7 +21,7 @@ from .params import PoolingParams, LaunchShape, uniform_scale
 comptime columns_of[dtype: DType, SW: Int] = (32 if SW >= 4 else 16) // size_of[
     dtype
 ]()
-"""Columns of x that a thread's windows start in: 16 bytes, twice that where so few windows would leave it idle."""
+"""Columns of x in which a thread's windows start: 16 bytes, or twice that where few windows would leave it idle."""
 
 
 @always_inline
@@ -34,7 +34,7 @@ def _load_row[
     extent: Int32,
     aligned: Bool,
 ):
-    """Columns column - left, ... of a row; those outside it stay as they are.
+    """Loads the columns of a row from `column` - `left` on; values of columns outside the row are unchanged.
     """
 
     @always_inline

@@ -2,8 +2,8 @@
 
 A thread's vector is 16 bytes wide where C allows it, one element where it does not; with C = 1 that makes these the
 general kernels for contiguous NCHW too. In a gradient a thread owns `rows` consecutive input rows of one column, so
-that what neighbouring rows read again comes from the L1 cache. No result is written twice, none needs an atomic, and the
-bits are the same on every run.
+that elements that neighbouring rows read again come from the L1 cache. No result is written twice, none needs an
+atomic, and the bits are the same on every run.
 """
 
 from max.gpu import (
@@ -53,7 +53,7 @@ def _store[
 
 @fieldwise_init
 struct ThreadItem(TrivialRegisterPassable):
-    """What a thread works on: `c` its first channel, `w` its column, `strip` its strip of rows.
+    """The work of a thread: `c` its first channel, `w` its column, `strip` its strip of rows.
     """
 
     var c: Int32
@@ -197,7 +197,7 @@ struct WindowWalk(TrivialRegisterPassable):
 
 @fieldwise_init
 struct Pooled[Acc: DType, V: Int](TrivialRegisterPassable):
-    """What a window comes to: the sum of its taps, or the maximum and its argmax.
+    """The result of a window: the sum of its taps, or the maximum and its argmax.
     """
 
     var value: SIMD[Self.Acc, Self.V]
@@ -215,8 +215,8 @@ def pool_window[
     tw: TapRange,
     c: Int32,
 ) -> Pooled[accumulation_type[dtype], V]:
-    """Of the V channels from `c` on of the sample that begins at `x`: the first of equal maxima, the last NaN.
-    """
+    """Pools a window for the V channels from `c` on of the sample that begins at `x`: the first of equal maxima, the
+    last NaN."""
     comptime Acc = accumulation_type[dtype]
     comptime averaging = argmax == NO_ARGMAX
     comptime counts_taps = argmax == OFFSET
@@ -306,11 +306,11 @@ def pool_fprop_gather[
 comptime SATURATING_THREADS = 1 << 19
 """Threads that keep a large GPU busy: fewer make better use of the cache only while at least so many remain."""
 comptime MAX_STRIP_ROWS = 8
-"""Of a thread's strip."""
+"""Rows of a thread's strip, at most."""
 
 
 def _outputs(p: PoolingProblem, vector: Int) -> LaunchShape:
-    """One thread for each vector of results."""
+    """Returns a launch with one thread for each vector of results."""
     return LaunchShape(
         Int(p.h.output) * Int(p.w.output) * (Int(p.channels) // vector),
         Int(p.batch) * Int(p.d.output),
@@ -318,7 +318,7 @@ def _outputs(p: PoolingProblem, vector: Int) -> LaunchShape:
 
 
 def _strip(p: PoolingProblem, vector: Int) -> Int:
-    """How many input rows a thread of a gradient takes."""
+    """Returns how many input rows a thread of a gradient takes."""
     var threads = p.input_size() // vector
     return max(
         min(min(threads // SATURATING_THREADS, MAX_STRIP_ROWS), Int(p.h.input)),
@@ -327,7 +327,8 @@ def _strip(p: PoolingProblem, vector: Int) -> Int:
 
 
 def _inputs(p: PoolingProblem, vector: Int, rows: Int) -> LaunchShape:
-    """One thread for each vector of `rows` pixels below each other."""
+    """Returns a launch with one thread for each vector of `rows` pixels below each other.
+    """
     return LaunchShape(
         ceildiv(Int(p.h.input), rows)
         * Int(p.w.input)

@@ -2,11 +2,11 @@
 windows add beyond their own pixels.
 
 A thread owns a tile of dx, some columns of one row (contiguous) or by a vector of channels (channels-last) of one or
-more D slabs, and walks down H. It takes the windows that start in its tile and no others: what they give to the columns
-beside it is kept in columns of its own, and once no later window reaches a row, lanes whose tiles touch hand those sums
-over. So every window of a row is loaded and looked at by one thread, at the price of two exchanges for each column and
-channel on either side. Sums never move, and the first window that reaches a pixel sets its sum. Lanes of one row of dx
-form a team; a warp holds several.
+more D slabs, and walks down H. It takes the windows that start in its tile and no others: their contributions to the
+columns beside it are kept in columns of its own, and once no later window reaches a row, lanes whose tiles touch hand
+those sums over. So every window of a row is loaded and looked at by one thread, at the price of two exchanges for each
+column and channel on either side. Sums never move, and the first window that reaches a pixel sets its sum. Lanes of one
+row of dx form a team; a warp holds several.
 """
 
 import max.gpu.primitives.warp as warp
@@ -51,18 +51,19 @@ struct WindowsAbove[S: HaloShape, count: Int](Movable):
     """The windows that start in a thread's tile, in the slabs above its own."""
 
     var places: Array[Int32, Self.count]
-    """Where what a load reads lies in a row of windows."""
+    """The place in a row of windows that each load reads."""
     var ones: Array[Int32, Self.S.run()]
-    """One, and nothing for windows that are not there."""
+    """One for each window, and zero for windows that do not exist."""
     var slab_at: Array[Int32, Self.S.slabs()]
     var slab_there: Array[Int32, Self.S.slabs()]
     var scale_w: Array[Float32, Self.S.run()]
-    """Of averages: one over what each window contributes to its divisor."""
+    """For averages: one over each window's contribution to its divisor."""
     var scale_d: Array[Float32, Self.S.slabs()]
 
     @always_inline
     def __init__(out self, p: PoolingParams, start: Int32, c: Int32, d: Int32):
-        """From window `start` of a row on, channel `c` and slab `d`."""
+        """Finds the windows from window `start` of a row on, of channel `c` and slab `d`.
+        """
         comptime ROW = Self.S.run()
         comptime ND = Self.S.slabs()
         self.places = Array[Int32, Self.count](fill=0)
@@ -124,7 +125,7 @@ def pool_dgrad_halo_exchange[
     p: PoolingParams,
     t: Teams,
 ):
-    """One thread's tile in one strip."""
+    """Computes one thread's tile in one strip."""
     comptime vector = S.channels == 1
     comptime V = S.channels
     comptime TW = S.columns
@@ -274,7 +275,7 @@ def _add_to_totals[
     row_there: Int32,
     scale: Float32,
 ):
-    """Adds a row of averages' gradients, of slab `step` of windows, to those of the slabs that it reaches.
+    """Adds a row of averages' gradients, of slab `step` of windows, to the totals of the slabs that it reaches.
     """
     comptime for i in range(S.run()):
         # Of a vector all windows are there, or none.
@@ -298,8 +299,8 @@ def exchange[
     has_left: Int32,
     has_right: Int32,
 ):
-    """Hands a row's sums beyond the tile, of which the first has place `own`, to the tiles beside it, whose lanes are
-    `distance` away, and adds theirs."""
+    """Exchanges a row's sums beyond the tile, of which the first has place `own`, with the tiles beside it, whose lanes
+    are `distance` away: each lane adds the sums that it receives."""
     comptime for j in range(S.pw):
         comptime for v in range(V):
             comptime at = own + S.columns + j
@@ -321,7 +322,7 @@ def add_totals[
     mut sums: Array[SIMD[DType.float32, V], M],
     totals: Array[SIMD[DType.float32, V], N],
 ):
-    """Adds what a row of windows gives to each column under it to all rows under it.
+    """Adds a row of windows' totals for each column under it to the sums of all rows under it.
     """
     comptime for ds in range(S.depth):
         comptime for j in range(S.width()):
@@ -458,8 +459,8 @@ def _store[
     width: Int32,
     channels: Int32,
 ):
-    """Stores what of a tile's sums of one row lies in it: the tile begins with `column`, dx points at that in row 0.
-    """
+    """Stores the part of a tile's sums of one row that lies in the row: the tile begins with `column`; dx points at
+    that column in row 0."""
     comptime TW = S.columns
     comptime if V == 1:
         comptime piece = TW & -TW

@@ -1,4 +1,4 @@
-"""What a lane of the halo exchange works on, and a row of its windows as they lie in memory."""
+"""The work of a lane of the halo exchange, and a row of its windows as they lie in memory."""
 
 from max.gpu import block_idx, thread_idx
 
@@ -63,7 +63,7 @@ struct LoadedRow[dtype: DType, argmax: DType, S: HaloShape](Copyable):
 
 @fieldwise_init
 struct Lane(TrivialRegisterPassable):
-    """What a lane works on, and whether it stores anything."""
+    """The work of a lane, and whether it stores anything."""
 
     var strip: Int32
     var n: Int32
@@ -82,7 +82,7 @@ struct Lane(TrivialRegisterPassable):
     @staticmethod
     @always_inline
     def of[S: HaloShape](p: PoolingParams, t: Teams) -> Self:
-        """This thread's."""
+        """Returns this thread's lane."""
         var block = Int32(block_idx.x)
         var strip = Int32(0)
         # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each

@@ -13,7 +13,7 @@ comptime THREADS = 128
 
 @fieldwise_init
 struct HaloShape(TrivialRegisterPassable):
-    """What the compiler knows: windows, and a thread's columns, channels and slabs.
+    """The part of a problem that is known at compile time: windows, and a thread's columns, channels and slabs.
     """
 
     var kd: Int
@@ -65,7 +65,7 @@ struct HaloShape(TrivialRegisterPassable):
         return (self.kh + self.sh - 1) // self.sh
 
     def strips_beside(self) -> Bool:
-        """Whether lanes beside each other take a plane's strips: short ones, of windows that move by more than one.
+        """Whether neighbouring lanes take a plane's strips: short strips, of windows that move by more than one.
         """
         return self.sh > 1
 
@@ -134,9 +134,9 @@ struct HaloShape(TrivialRegisterPassable):
 
 
 def halo_shapes(data: Int, argmax: Int, deep: Bool) -> List[HaloShape]:
-    """The windows that are compiled, for gradients of `data` and argmaxes of `argmax` bytes (0: averages): each what some network
-    uses and the halo exchange takes fastest. Tiles are 16 bytes of dx, but for int64 argmaxes, which take all registers.
-    """
+    """Returns the windows that are compiled, for gradients of `data` and argmaxes of `argmax` bytes (0: averages): each
+    is one that some network uses and for which the halo exchange is the fastest kernel. Tiles are 16 bytes of dx, but
+    for int64 argmaxes, which take all registers."""
     var shapes = _flat_shapes(data, argmax)
     if deep:
         shapes.extend(_deep_shapes(data, argmax))
@@ -228,14 +228,14 @@ def halo_takes(S: HaloShape, p: PoolingProblem) -> Bool:
 
 @fieldwise_init
 struct Teams(KernelArgument):
-    """How dx is cut: teams of `lanes` tiles by `wide` vectors of channels, one strip of rows of windows each.
-    """
+    """The division of dx into teams of `lanes` tiles by `wide` vectors of channels, one strip of rows of windows
+    each."""
 
     var count: Int32
     """Too many to be counted are LIMIT_32 - 1."""
     var lanes: Int32
     var step: Int32
-    """Tiles between teams of one row: `lanes`, less those at a team's ends that lack windows."""
+    """Tiles between teams of one row: `lanes`, less the tiles at a team's ends that lack windows."""
     var tiles: Int32
     """Tiles of a row."""
     var vectors: Int32
@@ -243,10 +243,10 @@ struct Teams(KernelArgument):
     var slabs: Int32
     """Threads' slabs of a plane."""
     var groups: Int32
-    """From strip to strip. All but the first begin with rows of windows that another takes too, and store no rows of dx
-    before they have all windows; the first has as many more to store."""
+    """Rows of windows from one strip to the next. All strips but the first begin with rows of windows that another
+    strip takes, too, and store no rows of dx before they have all windows; the first has as many more rows to store."""
     var all_groups: Int32
-    """Rows of windows, those included that pixels are left for."""
+    """Rows of windows, including rows past the last one that have pixels left."""
     var beside: Int32
     """Strips of a plane that teams beside each other take: all or one."""
     var rows: Int32
@@ -312,7 +312,7 @@ struct Teams(KernelArgument):
 
     @always_inline
     def stored[S: HaloShape](self, strip: Int32) -> Tuple[Int32, Int32]:
-        """The first group whose rows of dx a strip stores, and one past the last.
+        """Returns the first group whose rows of dx a strip stores, and one past the last.
         """
         comptime again = Int32(S.above() - 1)
         var first = strip * self.groups
@@ -344,10 +344,10 @@ def halo_blocks(S: HaloShape, data: Int, argmax: Int) -> Int:
 
 
 def team_vectors(S: HaloShape, data: Int, argmax: Int, vectors: Int) -> Int:
-    """Vectors of channels that a team takes of a pixel's: four, which fill whole sectors of bfloat16, but where a sixth of the
-    lanes or more would be idle and five, or three, leave none. Half-precision averages, which compute less, gain from longer
-    runs. `data` and `argmax` are the bytes of a window's gradient and argmax (none: averages).
-    """
+    """Returns how many of a pixel's vectors of channels a team takes: four, which fill whole sectors of bfloat16, but
+    where a sixth of the lanes or more would be idle and five, or three, leave none. Half-precision averages, which
+    compute less, gain from longer runs. `data` and `argmax` are the bytes of a window's gradient and argmax (none:
+    averages)."""
     if vectors <= 4:
         return vectors
     if argmax == 0 and data < 4 and vectors >= 16 and vectors % 8 == 0:
@@ -363,9 +363,9 @@ def team_vectors(S: HaloShape, data: Int, argmax: Int, vectors: Int) -> Int:
 def strip_rows(
     S: HaloShape, data: Int, argmax: Int, groups: Int, wide: Int
 ) -> Int:
-    """The rows of windows that a thread shall take, as measured on one H200: longer strips take fewer of them twice, but
-    threads then walk through more of the tensors at a time. A plane has `groups` rows of windows, a team takes `wide` vectors
-    of channels; `data` and `argmax` are the bytes of a window's gradient and argmax (none: averages).
+    """Returns the rows of windows that a thread takes, as measured on one H200: longer strips take fewer of them twice,
+    but threads then walk through more of the tensors at a time. A plane has `groups` rows of windows, a team takes
+    `wide` vectors of channels; `data` and `argmax` are the bytes of a window's gradient and argmax (none: averages).
     """
     if S.channels > 1:
         if S.sh > 1:
@@ -394,8 +394,8 @@ def strip_rows(
 
 
 def nearest_strips(groups: Int, again: Int, rows: Int) -> Int:
-    """The number of strips whose rows, `again` of which are another's, come nearest to `rows`.
-    """
+    """Returns the number of strips whose rows come nearest to `rows`, of which each strip but the first takes `again`
+    over from another."""
     var own = max(groups - again, 1)
     var strips = max(own // max(rows - again, 1), 1)
     var longer = ceildiv(own, strips) + again
@@ -410,7 +410,7 @@ comptime MIN_WARPS = 8
 def plan_teams(
     S: HaloShape, p: PoolingProblem, *, data: Int, argmax: Int, processors: Int
 ) -> Teams:
-    """How a problem is cut for a GPU of so many multiprocessors."""
+    """Divides a problem for a GPU of the given number of multiprocessors."""
     var columns = LANES
     var wide = 1
     if S.channels > 1:

@@ -1,5 +1,5 @@
-"""What GPU kernels take of a problem, precomputed on the host: 32-bit extents, divisions turned into multiplications, and the
-launch shapes that the fast kernels share."""
+"""A problem as GPU kernels read it, precomputed on the host: 32-bit extents, divisions turned into multiplications, and
+the launch shapes that the fast kernels share."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -15,7 +15,7 @@ comptime THREADS = 256
 comptime LANES = 32
 """A warp, or half of one where warps have 64."""
 comptime MAX_SHARED_BYTES = 48 * 1024
-"""Bytes of a block: what every GPU gives without being asked for more."""
+"""Bytes of shared memory of a block, at most: as many as every GPU gives without being asked for more."""
 
 # Products inside one plane stay below this, so that 32-bit signed numbers hold them.
 comptime LIMIT_32 = 1 << 31
@@ -23,7 +23,7 @@ comptime LIMIT_32 = 1 << 31
 
 @fieldwise_init
 struct TapRange(TrivialRegisterPassable):
-    """As problem.Taps, in 32 bits."""
+    """The taps of problem.Taps, in 32 bits."""
 
     var start: Int32
     var count: Int32
@@ -32,7 +32,7 @@ struct TapRange(TrivialRegisterPassable):
 
 @fieldwise_init
 struct AxisParams(TrivialRegisterPassable):
-    """One spatial axis; problem.PoolingAxis with ready divisors."""
+    """One spatial axis: problem.PoolingAxis with precomputed divisors."""
 
     var input: Int32
     var output: Int32
@@ -71,7 +71,8 @@ struct AxisParams(TrivialRegisterPassable):
 
     @always_inline
     def origin_by[stride: Int](self, o: Int32) -> Int32:
-        """As origin, for a stride that the compiler knows."""
+        """Returns the same position as `origin`, for a stride that is known at compile time.
+        """
         return o * Int32(stride) - self.padding
 
     @always_inline
@@ -95,7 +96,7 @@ struct AxisParams(TrivialRegisterPassable):
 
     @always_inline
     def outputs_over[adaptive: Bool](self, i: Int32) -> Tuple[Int32, Int32]:
-        """First and one past the last window whose hull contains input position `i`.
+        """Returns the first, and one past the last, window whose hull contains input position `i`.
         """
         comptime if adaptive:
             return (
@@ -113,7 +114,7 @@ struct AxisParams(TrivialRegisterPassable):
 
     @always_inline
     def scale[adaptive: Bool](self, o: Int32, include_pad: Bool) -> Float32:
-        """One over what this axis contributes to an average's divisor."""
+        """Returns one over this axis's contribution to an average's divisor."""
         comptime if adaptive:
             return 1.0 / Float32(self.taps[True](o).count)
         else:
@@ -138,7 +139,7 @@ struct PoolingParams(KernelArgument):
     var w: AxisParams
     var include_pad: Int32
     var scale: Float32
-    """One over the divisor where every window has the same, else 0."""
+    """One over the divisor where all windows have the same, else 0."""
 
     def __init__(
         out self,
@@ -163,7 +164,7 @@ struct PoolingParams(KernelArgument):
     def scale_of[
         adaptive: Bool
     ](self, od: Int32, oh: Int32, ow: Int32) -> Float32:
-        """One over the divisor of an average's window."""
+        """Returns one over the divisor of an average's window."""
         if self.scale != 0:
             return self.scale
         var include = self.include_pad != 0
@@ -183,7 +184,7 @@ struct PoolingParams(KernelArgument):
 
 
 def fits_32_bits(p: PoolingProblem) -> Bool:
-    """Whether one sample's element numbers, and what adaptive windows multiply, fit in 31 bits.
+    """Whether one sample's element numbers, and the products of adaptive windows, fit in 31 bits.
     """
     var channels = Int(p.channels)
     var largest = max(p.input_plane() * channels, p.output_plane() * channels)
@@ -206,7 +207,8 @@ def channel_vector[dtype: DType](p: PoolingProblem) -> Int:
 
 
 def uniform_scale[argmax: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
-    """One over the divisor if all windows of an average share it, else 0."""
+    """Returns one over the divisor if all windows of an average share it, else 0.
+    """
     comptime if argmax != NO_ARGMAX:
         return 0
     var first = p.divisor[adaptive](0, 0, 0)

@@ -1,8 +1,8 @@
 """Pieces of a contiguous NCHW tensor (C = 1 here) and how their windows come to shared memory while others are worked on.
 
-A block takes one piece after another: whole planes, or a strip of a plane's rows. Shared memory holds the barriers of two
-stages, the piece of dx, and the stages: what lies in the tensors from the line that a piece's first window begins in on. On
-sm_90 the copy engine brings it, at the price of a few instructions of one thread.
+A block takes one piece after another: whole planes, or a strip of a plane's rows. Shared memory holds the barriers of
+two stages, the piece of dx, and the stages: the tensors' elements from the line on in which a piece's first window
+begins. On sm_90 the copy engine brings it, at the price of a few instructions of one thread.
 """
 
 from max.gpu import barrier
@@ -43,7 +43,7 @@ def keep(value: Int32) -> Int32:
 
 @always_inline
 def shift[dtype: DType](element: Int) -> Int32:
-    """How many elements lie before one in its line."""
+    """Returns how many elements lie before an element in its line."""
     return Int32(element % COPY_BYTES) % Int32(COPY_BYTES // size_of[dtype]())
 
 
@@ -59,8 +59,8 @@ def load_run[
     lane: Int32,
     lanes: Int32,
 ):
-    """Asks for the lines of `run` elements from number `first` on, of a tensor of `total`, by the lanes of a team.
-    """
+    """Starts copies of the lines of `run` elements from number `first` on, of a tensor of `total`, by the lanes of a
+    team."""
     comptime WIDE = COPY_BYTES // size_of[dtype]()
     var begin = first // WIDE
     # Lines that the tensor ends in are not whole.
@@ -92,8 +92,8 @@ def load_run[
 
 @fieldwise_init
 struct Lines(TrivialRegisterPassable):
-    """The whole lines that a run of a tensor's elements lies in, for the copy engine of sm_90; those that the tensor ends in
-    are not."""
+    """The whole lines in which a run of a tensor's elements lies, for the copy engine of sm_90; a line in which the
+    tensor ends is not whole."""
 
     var begin: UInt64
     var bytes: Int32
@@ -120,7 +120,8 @@ struct Lines(TrivialRegisterPassable):
         stage: MutPointer[UInt8, _, address_space=AddressSpace.SHARED],
         counter: UInt32,
     ):
-        """By one thread; the barrier `counter` counts the bytes."""
+        """Starts the copy, by one thread; the barrier `counter` counts the bytes.
+        """
         if self.bytes > 0:
             load_bulk(UInt32(Int(stage)), self.begin, self.bytes, counter)
 
@@ -135,8 +136,8 @@ def load_rest[
     run: Int32,
     total: Int,
 ):
-    """What of a run lies in the line that its tensor of `total` elements ends in, if that is not whole; by one thread.
-    """
+    """Copies the elements of a run that lie in the line in which its tensor of `total` elements ends, if that line is
+    not whole; by one thread."""
     comptime WIDE = COPY_BYTES // size_of[dtype]()
     var begin = first // WIDE * WIDE
     for at in range(max(total // WIDE * WIDE, begin), first + Int(run)):
@@ -197,7 +198,8 @@ struct Piece(TrivialRegisterPassable):
 
 @always_inline
 def prepare_stages(shared: Shared, thread: Int32):
-    """To be called by all threads before anything is asked for."""
+    """Prepares the stages' barriers. All threads call it before any copy starts.
+    """
     comptime if _is_sm_9x_or_newer():
         if thread == 0:
             comptime for stage in range(STAGES):
@@ -232,7 +234,7 @@ def ask_piece[
     c: Pipeline,
     thread: Int32,
 ):
-    """Has a piece's windows brought to a stage."""
+    """Starts the copy of a piece's windows to a stage."""
     var first = piece.first_window(p)
     var run = piece.windows(p)
     var total = Int(c.windows)

@@ -225,9 +225,9 @@ def _place_of_tap(
     part: Int32,
     p: PoolingParams,
 ) -> UInt32:
-    """Where the sum of a window's tap lies, in bytes. `base` is the sum of the row's first pixel, if the window began `before`
-    rows above it and in column `left`; the window has `rows` in the piece. Exact: a tap is at most 255.
-    """
+    """Returns the offset, in bytes, of the sum of a window's tap. `base` is the sum of the row's first pixel, if the
+    window began `before` rows above it and in column `left`; the window has `rows` in the piece. Exact: a tap is at
+    most 255."""
     var kh = (tap * part) >> 16
     var kw = tap - kh * p.w.window
     var h = before + kh * p.h.dilation()
@@ -253,8 +253,8 @@ def _place_of_pixel(
     reach: UInt32,
     part: Int32,
 ) -> UInt32:
-    """Where the sum of a pixel lies, in bytes, under a window whose first pixel is `first` and that reaches over so many
-    pixels of whole rows and `reach` columns. The division is exact in its rows.
+    """Returns the offset, in bytes, of the sum of a pixel under a window whose first pixel is `first` and that reaches
+    over `pixels` pixels of whole rows and `reach` columns. The division is exact in its rows.
     """
     var pixel = UInt32(Int32(found) - first)
     var row = (pixel * UInt32(part)) >> SHIFT
@@ -280,8 +280,8 @@ def _give_out[
     thread: Int32,
     threads: Int32,
 ):
-    """Rounds sums first, ... and stores them as vectors, those before and after whole ones one by one; clears them. dx
-    is aligned."""
+    """Rounds the sums from `first` to before `end` and stores them as vectors, those before and after whole vectors one
+    by one; then clears them. dx is aligned."""
     comptime bytes = VECTOR * size_of[dtype]()
     var whole = (first + VECTOR - 1) & -VECTOR
     var rest = max(end & -VECTOR, whole)

@@ -1,4 +1,4 @@
-"""How the kernel of prefetch_scatter.mojo cuts dx and windows."""
+"""The division of dx and windows by the kernel of prefetch_scatter.mojo."""
 
 from std.math import ceildiv
 
@@ -10,23 +10,23 @@ from .params import LANES, MAX_SHARED_BYTES
 comptime COPY_BYTES = 16
 """Bytes that are moved at a time."""
 comptime STAGES = 2
-"""Pieces whose windows are in shared memory or on the way there."""
+"""Pieces whose windows are in shared memory or being copied there."""
 comptime BARRIER_BYTES = 16
 """Bytes for the stages' barriers."""
 comptime MULTIPROCESSOR_SHARED_BYTES = 227 * 1024
-"""Of a multiprocessor of a large GPU."""
+"""Bytes of shared memory of a multiprocessor of a large GPU."""
 comptime BLOCK_RESERVED_BYTES = 1024
 """Bytes of it that the system takes for each block."""
 comptime BLOCK_OVERHEAD_BYTES = 512
 """Bytes of a block's shared memory that are no plane's: barriers, lines that runs begin and end in."""
 comptime MULTIPROCESSOR_THREADS = 2048
-"""Of a multiprocessor."""
+"""Threads of a multiprocessor."""
 comptime MAX_BLOCK_THREADS = 128
 comptime MULTIPROCESSOR_BLOCKS = 32
 comptime VECTOR = 4
 """Sums that a thread stores at a time."""
 comptime MAX_STRIPS = 16
-"""That a plane is cut into: their windows overlap."""
+"""Strips that a plane is cut into, at most: their windows overlap."""
 comptime SHIFT = 20
 """Bits after the binary point of one over a row's pixels."""
 comptime WIDTHS = [3, 7, 13]
@@ -43,8 +43,8 @@ def lines(elements: Int, size: Int) -> Int:
 
 
 def can_divide(p: PoolingProblem) -> Bool:
-    """Whether multiplying by what is kept of one over W finds the row of every pixel under a window, counted from its
-    first row, and windows are no wider than rows."""
+    """Whether multiplying by the stored bits of one over W finds the row of every pixel under a window, counted from
+    its first row, and windows are no wider than rows."""
     var width = Int(p.w.input)
     var scale = ceildiv(1 << SHIFT, width)
     var most = p.h.reach() * width
@@ -64,9 +64,9 @@ struct Pipeline(KernelArgument):
     var beside: Int32
     """Planes whose windows a block's threads take at a time."""
     var turns: Int32
-    """After so many, all of a piece are done."""
+    """Turns after which all windows of a piece are done."""
     var rows: Int32
-    """Of a strip of dx."""
+    """Rows of a strip of dx."""
     var units: Int32
     """All planes, or all strips."""
     var blocks: Int32
@@ -86,14 +86,14 @@ struct Pipeline(KernelArgument):
     var by_strips: Divisor
     var sums_bytes: Int32
     var argmaxes_at: Int32
-    """Where a stage's argmaxes begin, in bytes."""
+    """The offset of a stage's argmaxes, in bytes."""
     var stage_bytes: Int32
     var per_width: Int32
-    """One over a row's pixels, SHIFT bits after the point."""
+    """One over the pixels of a row, with SHIFT fractional bits."""
     var per_row: Int32
-    """One over a window's columns, 16 bits after the point."""
+    """One over the columns of a window, with 16 fractional bits."""
     var windows: Int64
-    """Of the whole tensor."""
+    """Windows of the whole tensor."""
 
     def __init__(
         out self,
@@ -108,9 +108,10 @@ struct Pipeline(KernelArgument):
         strips: Int,
         processors: Int,
     ):
-        """Pieces for blocks of `threads`, each of which takes `wide` windows of a row, with at most `below` threads below
-        each other. Pieces are `times` as many planes as that occupies the threads, as many as fit (0), or a plane in `strips`.
-        `data` and `argmax` are the bytes of a window's gradient and argmax."""
+        """Makes pieces for blocks of `threads`, each of which takes `wide` windows of a row, with at most `below`
+        threads below each other. Pieces are `times` as many planes as that occupies the threads, as many as fit (0), or
+        a plane in `strips`. `data` and `argmax` are the bytes of a window's gradient and argmax.
+        """
         var height = Int(p.h.input)
         var width = Int(p.w.input)
         var windows_w = Int(p.w.output)
@@ -197,9 +198,10 @@ struct Pipeline(KernelArgument):
         )
 
     def cycles(self, data: Int, processors: Int) -> Float32:
-        """About how long each of an H200's multiprocessors takes for all pieces: as long as one block does, or all of its blocks'
-        instructions, or what they move. The constants are fitted to some 2,000 launches over seven problems; what
-        it picked was 2.2 % slower than the fastest of the same ways to cut."""
+        """Estimates the cycles that each of an H200's multiprocessors takes for all pieces: as long as one block takes,
+        or all of its blocks' instructions, or the bytes that they move. The constants are fitted to some 2,000 launches
+        over seven problems; its choice was 2.2 % slower than the fastest of the same divisions.
+        """
         var held = Float32(self.blocks) / Float32(processors)
         var stored = Float32(self.sums_bytes) / Float32(4 * VECTOR)
         var vectors = stored / Float32(self.threads)
@@ -226,7 +228,7 @@ def _narrowest(p: PoolingProblem) -> Int:
 
 
 def can_cut(p: PoolingProblem, *, data: Int, argmax: Int) -> Bool:
-    """Whether plan_pipeline finds a way: whether the smallest of its pieces fits.
+    """Whether plan_pipeline finds a division: whether the smallest of its pieces fits.
     """
     var wide = _narrowest(p)
     if wide == 0:

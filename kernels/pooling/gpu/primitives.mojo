@@ -31,7 +31,7 @@ def widen[
 
 @always_inline
 def fetch[dtype: DType](data: Ptr[dtype]):
-    """Has a GPU bring what a pointer points at to its second-level cache; it must lie in a tensor.
+    """Prefetches the element at a pointer to a GPU's second-level cache; the pointer must lie in a tensor.
     """
     comptime if is_nvidia_gpu():
         inlined_assembly["prefetch.global.L2 [$0];", NoneType, constraints="l"](
@@ -43,8 +43,7 @@ def fetch[dtype: DType](data: Ptr[dtype]):
 def fits_word[
     index: DType, V: Int
 ](found: SIMD[index, V], inside: Bool) -> SIMD[DType.bool, V]:
-    """Whether a window is there and its argmax has no bits above its low word.
-    """
+    """Whether a window exists and its argmax has no bits above its low word."""
     var there = SIMD[DType.bool, V](fill=inside)
     comptime if index == DType.int64:
         return there & (found >> 32).eq(SIMD[index, V](0))
@@ -56,7 +55,7 @@ def fits_word[
 def narrow[
     index: DType, V: Int, //
 ](found: SIMD[index, V]) -> SIMD[DType.int32, V]:
-    """Indices in 32 bits; one that does not fit becomes -1 and names nothing.
+    """Narrows indices to 32 bits; one that does not fit becomes -1, which names no pixel.
     """
     comptime if index == DType.int64:
         var low = found.cast[DType.int32]()
@@ -99,9 +98,10 @@ def where_below(
 
 @always_inline
 def one_bit(one: Int32, tap: Int32) -> Int32:
-    """The bits that add_tap tests: of `one`, moved to the tap's place, so that it costs one instruction for seven taps where
-    a comparison makes but one; of 0 none. LLVM would turn a shift and a test of one bit back into a comparison.
-    Elsewhere than on NVIDIA's GPUs the tap itself."""
+    """Returns the bits that add_tap tests: the bit of `one`, moved to the tap's place, so that one instruction serves
+    seven taps where a comparison serves one; no bits where `one` is 0. LLVM would turn a shift and a test of one bit
+    back into a comparison. Elsewhere than on NVIDIA's GPUs it returns the tap itself.
+    """
     comptime if is_nvidia_gpu():
         return inlined_assembly[
             "shl.b32 $0, $1, $2;",
@@ -164,7 +164,7 @@ def set_tap[tap: Int](bits: Int32, g: Float32) -> Float32:
 
 @always_inline
 def add_if(sum: Float32, given: Float32, there: Int32) -> Float32:
-    """Adds what is given where `there` is not 0."""
+    """Adds `given` to `sum` where `there` is not 0."""
     comptime if is_nvidia_gpu():
         return inlined_assembly[
             (

@@ -33,23 +33,23 @@ from .ring_scatter_plan import (
 comptime MAX_TABLES = 16
 """Slabs that a window may reach over: each has a table in shared memory."""
 comptime NO_COLUMN = Int32(0x7FFF)
-"""In the table, for bytes that name no tap of the thread's slabs."""
+"""The table's entry for bytes that name no tap of the thread's slabs."""
 
 
 @fieldwise_init
 struct RingTarget(TrivialRegisterPassable):
-    """Where an argmax points, if it is `ok`."""
+    """The sum to which an argmax points, if it is `ok`."""
 
     var row: Int32
-    """Of sums (a thread's slabs lie side by side), counted from the first under the windows."""
+    """The row of sums (a thread's slabs lie side by side), counted from the first under the windows."""
     var column: Int32
     """Counted from the strip's first."""
     var ok: Bool
 
 
 struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
-    """A few windows of one row as they lie in memory: what is done with them after waits for the loads. Bytes stay the
-    words that they are loaded in."""
+    """A few windows of one row as they lie in memory, so that only their later use waits for the loads. Bytes stay in
+    the words in which they are loaded."""
 
     comptime packed = Self.argmax == OFFSET
     comptime word = DType.uint16 if Self.V == 2 else DType.uint8
@@ -76,8 +76,7 @@ struct LoadedWindows[dtype: DType, argmax: DType, V: Int](Copyable):
         channels: Int32,
         count: Int32,
     ):
-        """Loads `count` windows, `channels` apart; others stay what they were.
-        """
+        """Loads `count` windows, `channels` apart; the others are unchanged."""
         comptime data_bytes = vector_alignment[Self.dtype, Self.V]
         comptime index_bytes = vector_alignment[Self.argmax, Self.V]
         var dy_start = dy.unsafe_offset(start)
@@ -438,7 +437,7 @@ struct RingScatter(PoolingKernel):
 
 
 def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:
-    """Whether threads shall take so many channels and slabs, where they have the sums for it.
+    """Whether threads take V channels and DEPTH slabs, provided that they have sums for them.
     """
     if Int(p.channels) % V != 0:
         return False

@@ -1,4 +1,4 @@
-"""How the channels-last gradient of max pooling cuts dx into the strips of its threads (ring_scatter.mojo)."""
+"""The division of dx into the strips of threads in the channels-last gradient of max pooling (ring_scatter.mojo)."""
 
 from std.math import ceildiv
 
@@ -9,28 +9,28 @@ from .params import LIMIT_32
 
 comptime THREADS = 128
 comptime LOADS_IN_FLIGHT = 8
-"""Windows whose loads are under way together, and pixels that are read before the first is stored."""
+"""Windows whose loads are in flight together, and pixels that are read before the first is stored."""
 comptime MAX_SUMS = 104
 """Sums of a thread: 52 KiB of a block. mojo_ops/pooling.py knows how tall a window they hold."""
 comptime MAX_TILES = 16
-"""Ways to cut a row into strips that are weighed, from the fewest strips on."""
+"""Ways to cut a row into strips that are compared, from the fewest strips on."""
 comptime MAX_CUTS = 10
-"""Ways to cut H into strips that are weighed."""
+"""Ways to cut H into strips that are compared."""
 comptime SHARED = 227 * 1024
 """Bytes of shared memory of a multiprocessor."""
 comptime WAVE_COST = 128
-"""So many threads' time does a multiprocessor lose while it takes blocks once, as measured on one H200."""
+"""The number of threads whose time a multiprocessor loses while it takes blocks once, as measured on one H200."""
 comptime START_COST = 8.0
 """Windows that a thread could add while it finds out where it is, as measured on one H200."""
 comptime PIXEL_COST = 0.5
-"""What storing a pixel costs beside adding a window, as measured on one H200."""
+"""The cost of storing a pixel relative to adding a window, as measured on one H200."""
 comptime TABLE = 256
-"""Elements of the table for one place of a slab of windows: what a byte can name."""
+"""Elements of the table for one place of a slab of windows: the values of a byte."""
 
 
 @fieldwise_init
 struct StripPlan(KernelArgument):
-    """How dx is cut: units (a strip of H of a few slabs) of items (a strip of columns by V channels).
+    """The division of dx into units (a strip of H of a few slabs) of items (a strip of columns by V channels).
     """
 
     var vector: Int32
@@ -41,7 +41,7 @@ struct StripPlan(KernelArgument):
     """Items of all units."""
     var columns: Int32
     var ring: Int32
-    """Rows of sums: what a window reaches over, or the stride."""
+    """Rows of sums: the rows that a window reaches over, or the stride."""
     var groups: Int32
     """Rows of windows in a strip."""
     var all_groups: Int32
@@ -98,7 +98,7 @@ struct StripPlan(KernelArgument):
 
     @always_inline
     def sums(self) -> Int:
-        """Of one thread."""
+        """Returns the number of sums of one thread."""
         return Int(self.ring * self.columns * self.vector * self.depth)
 
     def shared_bytes(self, *, table: Bool) -> Int:
@@ -159,7 +159,8 @@ def plan_strips(
 def strip_cost(
     p: PoolingProblem, t: StripPlan, shared_bytes: Int, processors: Int
 ) -> Float64:
-    """How long a multiprocessor takes, in windows that one thread adds."""
+    """Returns how long a multiprocessor takes, in windows that one thread adds.
+    """
     var reach_w = p.w.reach()
     var reach_d = p.d.reach()
     var columns = Int(t.columns)

@@ -22,11 +22,11 @@ from .params import LIMIT_32, PoolingParams, uniform_scale
 
 comptime THREADS = 128
 comptime SATURATING_THREADS = 1 << 17
-"""That keep a large GPU busy: strips are cut shorter until there are as many."""
+"""Threads that keep a large GPU busy: strips are cut shorter until there are as many."""
 comptime K = 3
 """The window's extent along every axis."""
 comptime PADDING = 1
-"""Along every axis."""
+"""Padding along every axis."""
 
 
 comptime MIN_STRIP_SLABS = 8
@@ -34,8 +34,9 @@ comptime MIN_STRIP_SLABS = 8
 
 
 def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
-    """How many slabs of `extent` a strip takes: ever half as many, down to the shortest, while strips that `beside` threads take
-    each are fewer than `enough`."""
+    """Returns how many slabs of `extent` a strip takes: the extent is halved repeatedly, down to the shortest strip,
+    while there are fewer threads than `enough`, with `beside` threads for each strip.
+    """
     var length = extent
     while (
         length > MIN_STRIP_SLABS and beside * ceildiv(extent, length) < enough
@@ -46,7 +47,8 @@ def strip_length(extent: Int, beside: Int, enough: Int) -> Int:
 
 @fieldwise_init
 struct SlidingSumsPlan(KernelArgument):
-    """How dx is cut: strips of D of each sample, of tiles by V channels."""
+    """The division of dx into strips of D of each sample, of tiles by V channels.
+    """
 
     var total: Int32
     """Threads."""
@@ -75,8 +77,9 @@ struct SlidingSumsPlan(KernelArgument):
 
 @fieldwise_init
 struct SlidingShape(TrivialRegisterPassable):
-    """What the compiler knows: a thread's columns, rows and channels, slabs under a window, whether rows are whole vectors
-    of columns (of one channel), and whether one divisor serves all windows."""
+    """The part of a problem that is known at compile time: a thread's columns, rows and channels, slabs under a window,
+    whether rows are whole vectors of columns (of one channel), and whether one divisor serves all windows.
+    """
 
     var columns: Int
     var rows: Int
@@ -91,8 +94,8 @@ struct SlidingShape(TrivialRegisterPassable):
 
 
 struct SlabWindows[S: SlidingShape](Movable):
-    """The rows and columns of windows above a tile: where they lie in a slab, whether they are there, and, where divisors
-    differ, what each contributes to one over its divisor."""
+    """The rows and columns of windows above a tile: where they lie in a slab, whether they are there, and, where
+    divisors differ, the contribution of each to one over its divisor."""
 
     comptime ROWS = Self.S.rows + K - 1
     comptime COLUMNS = Self.S.columns + K - 1
@@ -140,7 +143,7 @@ struct SlabWindows[S: SlidingShape](Movable):
 def _fetch_slab[
     dtype: DType, S: SlidingShape
 ](dy_d: Ptr[dtype], above: SlabWindows[S], p: PoolingParams, w0: Int32):
-    """Asks for a slab of windows; tiles beside this one bring what surrounds it.
+    """Prefetches a slab of windows; tiles beside this one prefetch its surroundings.
     """
     comptime for r in range(K - 1, S.rows + K - 1):
         comptime if S.together():
@@ -167,7 +170,7 @@ def _box_sums[
     w0: Int32,
     scale_d: Float32,
 ) -> Array[SIMD[DType.float32, S.channels], S.rows * S.columns]:
-    """For each pixel the sum over a slab's windows above it."""
+    """Returns for each pixel the sum over a slab's windows above it."""
     comptime TW = S.columns
     comptime V = S.channels
     comptime N = above.COLUMNS
@@ -316,7 +319,7 @@ def avg_pool_dgrad_sliding_sums[
 
 
 comptime CHANNELS = 4
-"""Of a thread's vector, or columns where there is one channel to a pixel."""
+"""Channels of a thread's vector, or columns where there is one channel to a pixel."""
 
 
 struct SlidingSums(PoolingKernel):
