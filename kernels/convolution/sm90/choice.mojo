@@ -26,6 +26,16 @@ comptime TILE_SHAPES: Array[TileShape, 6] = [
     TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
 ]
 
+# Their places in TILE_SHAPES, by rows and columns.
+comptime TILE_128X256 = 0
+comptime TILE_256X128 = 1
+comptime TILE_128X128 = 2
+"""Consumers compute tiles in turn, so that one multiplies while the other stores."""
+comptime TILE_256X64 = 3
+comptime TILE_128X192 = 4
+comptime TILE_128X256_PAIRED = 5
+"""The two blocks of a cluster share each filter tile by multicast."""
+
 comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
     WgradShape(row_blocks=1, columns=192, stages=6, split_steps=True),
@@ -33,6 +43,8 @@ comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
     WgradShape(row_blocks=1, columns=128, stages=7, split_steps=False),
     WgradShape(row_blocks=1, columns=64, stages=9, split_steps=False),
 ]
+comptime _WGRAD_128X192 = 2
+"""A place in WGRAD_SHAPES."""
 
 comptime _CACHE_BYTES = 45.0e6
 """Bytes of the second-level cache that operands may take to be read again from there."""
@@ -68,16 +80,17 @@ def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
 
 def is_compiled[dtype: DType](shape: Int) -> Bool:
     """Returns whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to
-    compile, and the second one's prediction is the best one for results of 128 channels alone, by 10 % at most.
+    compile, and the prediction of TILE_256X128 is the best one for results of 128 channels alone, by 10 % at most.
     """
     return 0 <= shape < comptime (len(TILE_SHAPES)) and (
-        dtype != DType.float32 or shape in (0, 2, 3)
+        dtype != DType.float32
+        or shape in (TILE_128X256, TILE_128X128, TILE_256X64)
     )
 
 
 def takes_strides(shape: Int) -> Bool:
     """Returns whether the tile shape exists for data gradients with strides."""
-    return shape < 4
+    return shape not in (TILE_128X192, TILE_128X256_PAIRED)
 
 
 def tile_cost[dtype: DType, shape: Int]() -> TileCost:
@@ -323,7 +336,7 @@ def wgrad_time(
 
 
 def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
-    var best = WgradChoice(2, 1, 0, 1, 1)
+    var best = WgradChoice(_WGRAD_128X192, 1, 0, 1, 1)
     var best_time = Float64.MAX
     var steps = ceildiv(p.output_pixels(), STAGE_LENGTH)
     comptime for i in range(len(WGRAD_SHAPES)):

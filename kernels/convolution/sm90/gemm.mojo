@@ -19,6 +19,7 @@ from .aligned import (
     copy_aligned,
 )
 from .choice import (
+    TILE_128X128,
     TILE_SHAPES,
     WGRAD_SHAPES,
     Product,
@@ -290,7 +291,7 @@ def _launch_dgrad[
 ) raises:
     """Launches the kernel with room for the problem's phases, in another shape where this one is not `strided`.
     """
-    comptime other = shape if strided else TILE_SHAPES[2]
+    comptime other = shape if strided else TILE_SHAPES[TILE_128X128]
     var phases = _strides(problem)
     if phases == 1:
         launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
@@ -298,7 +299,9 @@ def _launch_dgrad[
         launch_dgrad[dtype, other, FEW_PHASES](dx, dy, w, problem, ctx)
     else:
         # Rare strides: one shape is compiled for them.
-        launch_dgrad[dtype, TILE_SHAPES[2], MAX_PHASES](dx, dy, w, problem, ctx)
+        launch_dgrad[dtype, TILE_SHAPES[TILE_128X128], MAX_PHASES](
+            dx, dy, w, problem, ctx
+        )
 
 
 def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
@@ -307,13 +310,11 @@ def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
     return compiles_for[dtype, pass_]() and dtype != DType.float32
 
 
-# One shape for narrow results and one for the rest: every op with an epilogue of its own is compiled for itself. In both
-# a warpgroup multiplies while the other waits for what its epilogue reads.
-comptime _WIDE = 2
-
-
 def _fused_shape(narrow: Int, heavy: Bool) -> TileShape:
-    comptime wide = TILE_SHAPES[_WIDE]
+    """Returns the one shape for narrow results, or that for the rest: every op with an epilogue of its own is compiled
+    for itself. In both a warpgroup multiplies while the other waits for what its epilogue reads.
+    """
+    comptime wide = TILE_SHAPES[TILE_128X128]
     return TileShape(
         row_blocks=2,
         columns=narrow if narrow > 0 else wide.columns,
@@ -368,7 +369,7 @@ def sums_are_worth_it[
         return True
     else:
         return sums_pay(
-            _WIDE,
+            TILE_128X128,
             _products[DType.bfloat16, pass_](problem),
             problem.k if pass_ == FPROP else problem.c,
             problem.y_size() if pass_ == FPROP else problem.x_size(),

@@ -21,7 +21,7 @@ from ...common.pointer import Ptr
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
-from .choice import TILE_SHAPES
+from .choice import TILE_128X128, TILE_256X64, TILE_SHAPES
 from .gemm import MAX_PHASES, compiles_for, gemm_refusal, run
 from .implicit_gemm import implicit_gemm_kernel
 from .launch import NOWHERE, blocks_of
@@ -35,8 +35,8 @@ from .plan import (
 from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
 
-comptime _WIDE = TILE_SHAPES[2]
-comptime _NARROW = TILE_SHAPES[3]
+comptime _WIDE = TILE_SHAPES[TILE_128X128]
+comptime _NARROW = TILE_SHAPES[TILE_256X64]
 
 
 def problem_of_group(p: ConvolutionProblem) -> ConvolutionProblem:
