@@ -125,8 +125,8 @@ struct StridedHeads(ImplicitlyCopyable, TrivialRegisterPassable):
 def strided_heads(
     extents: IndexList[4], axes: IndexList[3]
 ) raises -> StridedHeads:
-    """`axes` says where in memory batch, heads and rows lie among the first three extents.
-    """
+    """Returns sizes and strides of a tensor. `axes` says where batch, heads and rows lie among the first three extents
+    in memory."""
     var seen = 0
     comptime for i in range(3):
         if axes[i] < 0 or axes[i] > 2:

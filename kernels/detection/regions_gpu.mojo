@@ -1,5 +1,6 @@
-"""roi_align and roi_pool on a GPU. Forward, a thread has a vector of channels of a bin. Backward, a block has a tile of pixels,
-and its threads gather what the regions over the tile give, in the regions' order: nothing is added atomically."""
+"""roi_align and roi_pool on a GPU. Forward, a thread has a vector of channels of a bin. Backward, a block has a tile of
+pixels, and its threads gather the contributions of the regions over the tile, in the regions' order: nothing is added
+atomically."""
 
 from std.math import ceildiv
 from std.memory import stack_allocation
@@ -349,7 +350,7 @@ def _reaches[
     n: Int32,
     tile: _PixelTile,
 ) -> Bool:
-    """Whether bins of a region may read pixels of a tile of image n."""
+    """Returns whether bins of a region may read pixels of a tile of image n."""
     var region = _region[maxima=maxima](regions, number, p)
     if region.image != n:
         return False

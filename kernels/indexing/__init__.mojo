@@ -11,7 +11,7 @@ short_list.mojo     rows that are put by a short list
 order.mojo          a list of places in sorted order
 sorted_rows.mojo    rows that are written by a sorted list
 elements.mojo       a place of its own for each element
-dispatch.mojo       which kernel runs a call
+dispatch.mojo       selection of the kernel that runs a call
 operands.mojo       operands of a call, and their extents
 entries.mojo        the entries in libraries
 """

@@ -66,7 +66,7 @@ def elements_cpu[
     source: Ptr[dtype],
     rows: Rows,
 ):
-    """`index` has been checked."""
+    """Scatters elements on a CPU. `index` has been checked."""
     var columns = rows.outer * rows.inner
     var workers = max(
         1,
@@ -194,7 +194,7 @@ def flat_places_kernel(
 
 @no_inline
 def sorted_elements_refusal(rows: Rows) -> Optional[String]:
-    """None, or why elements cannot be sorted by where they go."""
+    """Returns None, or why elements cannot be sorted by their destinations."""
     var columns = rows.columns()
     if columns * max(rows.count, rows.places) >= Int(Int32.MAX):
         return String("elements are too many for 32 bits")

@@ -77,7 +77,7 @@ def gather_cpu[
 def gather_elements_cpu[
     dtype: DType
 ](y: Ptr[dtype], x: Ptr[dtype], index: Ptr[DType.int64], rows: Rows) raises:
-    """`index` has been checked."""
+    """Gathers elements on a CPU. `index` has been checked."""
     var total = rows.outer * rows.count
     var workers = max(
         1, min(min(worker_count(), total), total * rows.inner // SMALLEST_SHARE)

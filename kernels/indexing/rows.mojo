@@ -35,7 +35,7 @@ def rows_cpu[
     source: Ptr[dtype],
     rows: Rows,
 ):
-    """`index` has been checked."""
+    """Scatters rows on a CPU. `index` has been checked."""
     comptime width = simd_width_of[dtype]()
     var workers = max(
         1,

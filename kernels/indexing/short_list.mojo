@@ -62,7 +62,8 @@ def short_list_kernel[
 
 @no_inline
 def short_list_refusal(rows: Rows) -> Optional[String]:
-    """None, or why rows cannot be put by the list as it is."""
+    """Returns None, or why rows cannot be put by the list in its given order.
+    """
     if rows.count > SHORT_LIST:
         return String("the list has more rows than a block has threads")
     return None

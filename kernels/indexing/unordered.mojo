@@ -1,7 +1,8 @@
-"""y [outer, places, inner] with source [outer, count, inner] added in any order to where an index says, on a GPU.
+"""y [outer, places, inner] with source [outer, count, inner] added in any order to the places that an index names, on a
+GPU.
 
-Additions are atomic. A thread has several rows of an element, or of a vector of neighbouring ones, and adds up first what
-goes to the same place: a place that is hit often is written to less often.
+Additions are atomic. A thread has several rows of an element, or of a vector of neighbouring ones, and first adds up
+elements that go to the same place: a place that is hit often is written to less often.
 """
 
 from std.math import ceildiv
@@ -144,7 +145,7 @@ def _enqueue[
 
 @no_inline
 def unordered_refusal(rows: Rows) -> Optional[String]:
-    """None, or why elements cannot be added in any order."""
+    """Returns None, or why elements cannot be added in any order."""
     var total = rows.columns() * rows.count
     if total == 0 or total > Int(Int32.MAX):
         return String("there are no elements, or too many for 32 bits")

@@ -19,7 +19,7 @@ struct InterpolationTensors[dtype: DType](TrivialRegisterPassable):
     var x: Ptr[Self.dtype]
 
     def are_aligned(self) -> Bool:
-        """Whether both tensors begin at a whole vector of 16 bytes."""
+        """Returns whether both tensors begin at a whole vector of 16 bytes."""
         return (Int(self.y) | Int(self.x)) % 16 == 0
 
 
@@ -34,7 +34,7 @@ trait InterpolationKernel:
         p: InterpolationProblem[accumulation_type[dtype]],
         spans: Spans,
     ) -> Optional[String]:
-        """None, or why this kernel cannot run the problem."""
+        """Returns None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
@@ -58,7 +58,7 @@ trait Heuristic:
     def is_worthwhile[
         Kernel: InterpolationKernel, dtype: DType
     ](p: InterpolationProblem[accumulation_type[dtype]]) -> Bool:
-        """Whether the kernel is faster than the kernels behind it in the table.
+        """Returns whether the kernel is faster than the kernels behind it in the table.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The matrix products' entry in its libraries.
 
-Its first number says what the others are. Strided matrices come with sizes and strides, and as addresses: C, A and B.
-Contiguous ones are of rank 3, C [B, M, N], A [B, M, K] and B [B, K, N], of which A and B may lie transposed.
+Its first number tells the kind of the others. Strided matrices come with sizes and strides, and as addresses: C, A and
+B. Contiguous ones are of rank 3, C [B, M, N], A [B, M, K] and B [B, K, N], of which A and B may lie transposed.
 """
 
 from max.gpu.host import DeviceContext

@@ -56,8 +56,8 @@ struct Matrices(KernelArgument):
 
     @always_inline
     def is_whole(self, unit: Int) -> Bool:
-        """Whether every matrix and every row (or column, whichever is not contiguous) begins at a multiple of `unit`
-        elements."""
+        """Returns whether every matrix and every row (or column, whichever is not contiguous) begins at a multiple of
+        `unit` elements."""
         var other = self.row if self.column == 1 else self.column
         return (
             self.start % unit == 0

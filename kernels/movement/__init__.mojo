@@ -2,6 +2,6 @@
 
 transpose.mojo      permuted copies, in tiles
 concatenate.mojo    many tensors beside each other
-dispatch.mojo       which kernel runs a call
+dispatch.mojo       selection of the kernel that runs a call
 entries.mojo        the entries in libraries
 """

@@ -306,7 +306,7 @@ def narrow_transpose_kernel[
 def narrow_transpose_refusal(
     permutation: Permutation,
 ) -> Optional[String]:
-    """None, or why tiles cannot be as narrow as the tensor."""
+    """Returns None, or why tiles cannot be as narrow as the tensor."""
     if min(permutation.columns, permutation.rows) > NARROW:
         return String("neither rows nor columns are few")
     return None

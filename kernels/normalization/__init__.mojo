@@ -3,11 +3,11 @@
 folded_rows.mojo  the view that every kernel here reduces: narrow rows are joined into wide ones
 cpu.mojo          statistics and gradient sums on the CPU
 gpu.mojo          the same on a GPU, in two stages
-dispatch.mojo     which kernel runs a call
+dispatch.mojo     selection of the kernel that runs a call
 numbers.mojo      momentum and epsilon, as a call has them
 operands.mojo     tensors of a call, and their extents
 entries.mojo      the entries in libraries
-partials.mojo     where the second stage finds what the first one, or a convolution's store, has left
+partials.mojo     partial results of the first stage, or of a convolution's store, for the second stage
 
-Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with what surrounds it.
+Normalizing itself is elementwise: it stays in the graph, where the compiler fuses it with its neighbours.
 """

@@ -16,8 +16,8 @@ from .operands import GradientSums, Statistics
 def _has_vectors[
     dtype: DType
 ](addresses: Int, rows: Int, channels: Int) -> Bool:
-    """Whether tensors can be read 16 bytes at a time: they are aligned (`addresses` are their addresses, joined by
-    `or`), and a row is a whole number of vectors."""
+    """Returns whether tensors can be read 16 bytes at a time: they are aligned (`addresses` are their addresses, joined
+    by `or`), and a row is a whole number of vectors."""
     comptime V = 16 // size_of[dtype]()
     return folded(rows, channels, V, V).width() % V == 0 and addresses % 16 == 0
 

@@ -35,7 +35,8 @@ struct Statistics[dtype: DType](ImplicitlyCopyable):
 
     @staticmethod
     def take[running: Bool](mut arguments: Arguments) raises -> Self:
-        """`running`: with running statistics."""
+        """Takes the operands of a call, with running statistics if `running`.
+        """
         var mean = arguments.take[Self.Acc, 1]()
         var invstd = arguments.take[Self.Acc, 1]()
         var new_mean, new_variance = mean, mean

@@ -69,7 +69,7 @@ def _plane(p: PaddingProblem) -> Int:
 
 
 def _has_short_rows(p: PaddingProblem, longest: Int) -> Bool:
-    """Whether there are many planes whose rows are too short for a call of their own.
+    """Returns whether there are many planes whose rows are too short for a call of their own.
     """
     return (
         p.channels == 1

@@ -27,7 +27,8 @@ def border_dgrad[
     by_depth: Divisor,
     all_rows: Int32,
 ):
-    """`by_vectors` divides by the vectors of a pixel."""
+    """Runs one thread for each vector. `by_vectors` divides by the vectors of a pixel.
+    """
     comptime Acc = accumulation_type[dtype]
     comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
@@ -84,7 +85,8 @@ def border_fprop[
     by_depth: Divisor,
     all_rows: Int32,
 ):
-    """`by_vectors` divides by the vectors of a pixel."""
+    """Runs one thread for each vector. `by_vectors` divides by the vectors of a pixel.
+    """
     comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var pixel, vector = by_vectors.divide(item)

@@ -25,7 +25,7 @@ struct Shown(TrivialRegisterPassable):
 
     @always_inline
     def is_single(self) -> Bool:
-        """Whether `first` is the only place, as for all elements but those near the borders.
+        """Returns whether `first` is the only place, as for all elements but those near the borders.
         """
         return self.count == 1 and self.second < 0 and self.third < 0
 

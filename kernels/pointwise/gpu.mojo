@@ -26,7 +26,7 @@ def pointwise_kernel[
     last: Int64,
     threads: Int64,
 ):
-    """Each of `threads` has every `threads`-th vector of the elements [first, last).
+    """Runs a program. Each of `threads` has every `threads`-th vector of the elements [first, last).
     """
     var thread = global_idx.x
     if thread >= Int(threads):

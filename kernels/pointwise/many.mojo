@@ -1,7 +1,7 @@
 """One pointwise program over many tensors, each of a size of its own.
 
-A tensor's operands are read in order, as its results are written, or are one number for all of it. What a core or a
-block computes is cut by elements, not by tensors: a network has many small tensors and a few large ones.
+A tensor's operands are read in order, as its results are written, or are one number for all of it. The work of a core
+or a block is a number of elements, not of tensors: a network has many small tensors and a few large ones.
 """
 
 from std.reflection import get_function_name
@@ -161,7 +161,7 @@ def block_tensor[
 def is_aligned[
     count: Int, ordered: Int
 ](operands: ProgramOperands[count, 1]) -> Bool:
-    """Whether vectors may be moved: whether the operands that are read in order are aligned.
+    """Returns whether vectors may be moved: whether the operands that are read in order are aligned.
     """
     var together = 0
     comptime for n in range(count):

@@ -214,7 +214,8 @@ struct ProgramOperands[count: Int, dims: Int](
     def inside_same[
         n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
-        """Whether a guard that does not change with the last digit holds."""
+        """Returns whether a guard that does not change with the last digit holds.
+        """
         return SIMD[DType.bool, width](
             fill=UInt32(self._offset[n](place)) < UInt32(self.data[n])
         )

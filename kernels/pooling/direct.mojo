@@ -1,8 +1,8 @@
 """The reference, correct for every geometry: each function computes one element of a result from its flat number.
 
-No geometry is refused and no element is written twice, so these run on any device, give the same bits on every
-run, end every table of kernels, and are what the faster kernels are checked against. Sums are kept in float32 (float64
-for float64). A GPU takes one thread for each result, a CPU equal shares for each core.
+No geometry is refused and no element is written twice, so these run on any device, give the same bits on every run, end
+every table of kernels, and serve as the reference in tests of the faster kernels. Sums are kept in float32 (float64 for
+float64). A GPU takes one thread for each result, a CPU equal shares for each core.
 """
 
 from max.gpu import global_idx

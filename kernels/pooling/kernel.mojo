@@ -40,7 +40,7 @@ struct PoolingTensors[dtype: DType, argmax: DType](TrivialRegisterPassable):
     var argmaxes: Ptr[Self.argmax]
 
     def are_aligned(self) -> Bool:
-        """Whether all tensors begin at a whole vector of 16 bytes."""
+        """Returns whether all tensors begin at a whole vector of 16 bytes."""
         var places = Int(self.result) | Int(self.source)
         comptime if Self.argmax != NO_ARGMAX:
             places |= Int(self.argmaxes)
@@ -64,7 +64,7 @@ trait PoolingKernel:
     def refusal[
         dtype: DType, argmax: DType, adaptive: Bool
     ](p: PoolingProblem) -> Optional[String]:
-        """None, or why this kernel cannot run the problem."""
+        """Returns None, or why this kernel cannot run the problem."""
         return None
 
     @staticmethod
@@ -85,7 +85,7 @@ trait Heuristic:
     def is_worthwhile[
         Kernel: PoolingKernel, dtype: DType, argmax: DType
     ](p: PoolingProblem) -> Bool:
-        """Whether the kernel is faster than the kernels behind it in the table.
+        """Returns whether the kernel is faster than the kernels behind it in the table.
         """
         ...
 

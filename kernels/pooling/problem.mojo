@@ -71,7 +71,7 @@ struct PoolingAxis(KernelArgument):
             return max(end - start, 1)
 
     def is_window(self, window: Int, stride: Int, dilation: Int = 1) -> Bool:
-        """Whether windows have this size, stride and dilation."""
+        """Returns whether windows have this size, stride and dilation."""
         return (
             Int(self.window) == window
             and Int(self.stride) == stride
@@ -98,8 +98,8 @@ struct PoolingAxis(KernelArgument):
         )
 
     def may_miss(self) -> Bool:
-        """Whether all taps of a window may lie in padding, as where a wide dilation takes them past both ends.
-        """
+        """Returns whether all taps of a window may lie in padding, as where a wide dilation takes them past both
+        ends."""
         return self.padding > 0 and self.dilation > self.input
 
     @always_inline
@@ -165,11 +165,11 @@ struct PoolingProblem(KernelArgument):
         return position(number, Int(self.d.output), Int(self.h.output), 1, 1)
 
     def may_miss(self) -> Bool:
-        """Whether windows may lie wholly in padding."""
+        """Returns whether windows may lie wholly in padding."""
         return self.d.may_miss() or self.h.may_miss() or self.w.may_miss()
 
     def is_line(self) -> Bool:
-        """Whether the problem has one dimension: there is one row of pixels, and one row of windows.
+        """Returns whether the problem has one dimension: there is one row of pixels, and one row of windows.
         """
 
         @always_inline
@@ -186,7 +186,7 @@ struct PoolingProblem(KernelArgument):
         return merged
 
     def is_disjoint(self) -> Bool:
-        """Whether no pixel lies under two windows."""
+        """Returns whether no pixel lies under two windows."""
 
         @always_inline
         def alone(axis: PoolingAxis) -> Bool:
@@ -195,7 +195,7 @@ struct PoolingProblem(KernelArgument):
         return alone(self.d) and alone(self.h) and alone(self.w)
 
     def is_global(self) -> Bool:
-        """Whether one window covers each plane, and channels do not come between its pixels.
+        """Returns whether one window covers each plane, and channels do not come between its pixels.
         """
 
         @always_inline

@@ -6,6 +6,6 @@ cpu.mojo, gpu.mojo    one reduction
 rows.mojo       several programs over the same rows, in one launch
 many.mojo       one program over many tensors
 scan.mojo       running sums
-dispatch.mojo   which kernel runs a call
+dispatch.mojo   selection of the kernel that runs a call
 entries.mojo    the entries in libraries
 """

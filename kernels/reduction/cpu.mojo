@@ -87,8 +87,8 @@ def _columns[
     total: Ptr[P.ACC],
     chunk: Ptr[P.ACC],
 ):
-    """`columns` neighbouring columns from the element `start` on, over rows [first, last): result n lies in `total`
-    from n * BLOCK on. `chunk` is scratch memory of the same extent."""
+    """Reduces `columns` neighbouring columns from the element `start` on, over rows [first, last): result n lies in
+    `total` from n * BLOCK on. `chunk` is scratch memory of the same extent."""
     comptime inner = P.DIMS - 1
     _fill[P.ACC, P.KINDS, P.RESULTS](total, columns)
     var row = first

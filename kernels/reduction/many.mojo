@@ -1,7 +1,7 @@
 """One reduction program over many tensors, each of a size of its own and reduced as a whole, in a fixed order.
 
-A tensor's values are put together piece by piece, then its pieces' values in their order. How many cores or blocks there
-are changes nothing.
+A tensor's values are put together piece by piece, then its pieces' values in their order. Results do not depend on the
+number of cores or blocks.
 """
 
 from std.math import ceildiv

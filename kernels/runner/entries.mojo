@@ -4,8 +4,8 @@
 number of its words, and the words. Addresses that differ from one run to the next are filled in first: `relocations`
 has for each of them its place in `code`, the number of its base in `bases`, and how far behind that base it lies.
 `scratch` is memory on the device for one launch after the other, as address and bytes; `needed` receives how many bytes
-would have been enough. `host` has what kernels on a CPU run on, `Team`'s two fields, a `Loader`, and the address of the
-word that says that something was reported (common/bounds.mojo).
+would have been enough. `host` holds `Team`'s two fields, on whose threads kernels on a CPU run, a `Loader`, and the
+address of the word that says that something was reported (common/bounds.mojo).
 """
 
 from std.collections import Array

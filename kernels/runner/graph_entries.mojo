@@ -1,6 +1,6 @@
 """The entry of the library that lends MAX's threads to kernels of graphs that MAX compiled.
 
-It stands apart: what MAX's threads need would take a second to compile in every library.
+It stands apart: the code for MAX's threads would take a second to compile in every library.
 """
 
 import max.algorithm as max_algorithm

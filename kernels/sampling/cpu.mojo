@@ -47,7 +47,7 @@ def _live[
 
 @always_inline
 def _are_few[W: SIMDLength, //](live: SIMD[DType.bool, W]) -> Bool:
-    """Whether so few points are live that vectors of channels waste less work than vectors of points.
+    """Returns whether so few points are live that vectors of channels waste less work than vectors of points.
     """
     return SPARSE * Int(live.cast[DType.int32]().reduce_add()) <= Int(W)
 

@@ -3,6 +3,6 @@
 keys.mojo       an element's key
 cpu.mojo        a row for each core
 gpu.mojo        a row over several blocks
-dispatch.mojo   which kernel runs a call
+dispatch.mojo   selection of the kernel that runs a call
 entries.mojo    the entry in libraries
 """

@@ -22,7 +22,7 @@ def sort[
     sorting: Sorting,
     ctx: DeviceContext,
 ) raises:
-    """There are elements to write."""
+    """Sorts rows; there is at least one element to write."""
     comptime if is_cpu[target]():
         sort_cpu[dtype, descending](values, indices, x, sorting)
     else:

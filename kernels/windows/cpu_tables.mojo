@@ -19,7 +19,7 @@ def _columns_plane(p: WindowsProblem) -> Int:
 
 
 def lay_out_takes[dtype: DType](p: WindowsProblem) -> Bool:
-    """Whether lay_out_by_table is faster than runs along W."""
+    """Returns whether lay_out_by_table is faster than runs along W."""
     return (
         Int(p.batch) >= MIN_PLANES
         and Int(p.w.windows) < lanes[dtype]
@@ -62,7 +62,7 @@ def _most_hits(axis: WindowAxis) -> Int:
 
 
 def add_up_takes[dtype: DType](p: WindowsProblem) -> Bool:
-    """Whether add_up_by_table is faster than runs along W."""
+    """Returns whether add_up_by_table is faster than runs along W."""
     if Int(p.batch) < MIN_PLANES:
         return False
     var along = _most_hits(p.w)

@@ -43,7 +43,8 @@ def key_block[acc: DType](keys: Int, most: Int) -> Int:
 def add_bias[
     acc: DType, bias_type: DType
 ](scores: Ptr[acc], bias: Ptr[bias_type], step: Int, count: Int):
-    """`step` is 1, or 0 where one number serves all keys."""
+    """Adds a bias to `count` scores. `step` is 1, or 0 where one number serves all keys.
+    """
     comptime width = simd_width_of[acc]()
     if step == 0:
         var same = bias[].cast[acc]()

@@ -83,8 +83,8 @@ def _is_aligned(strides: Strides) -> Bool:
 def flash_refusal[
     dtype: DType, wide: Bool
 ](p: AttentionProblem, addresses: Int) -> Optional[String]:
-    """None, or why the kernels do not take the problem; `addresses` are all operands' joined by `or`.
-    """
+    """Returns None, or why the kernels do not take the problem; `addresses` are all operands' addresses, joined by
+    `or`."""
     comptime if not pairs_compile[dtype]():
         return String(
             "needs tensor cores as in sm_80, and elements of two bytes"

@@ -44,7 +44,7 @@ comptime PIECE = 8
 
 
 def by_warpgroups[dtype: DType]() -> Bool:
-    """Whether wgmma computes the products."""
+    """Returns whether wgmma computes the products."""
     return compiling_for_hopper() and pairs_compile[dtype]()
 
 
@@ -298,9 +298,8 @@ def add_product_of_columns[
 
 @always_inline
 def wait_for_tiles[dtype: DType, newer: Int = 0]():
-    """Until all but the `newer` last groups of the block's copies are there for every thread; what all have read may be
-    overwritten.
-    """
+    """Waits until all but the `newer` last groups of the block's copies are visible to every thread; after it, tiles
+    that all threads have read may be overwritten."""
     wait_for_copies[newer]()
     comptime if by_warpgroups[dtype]():
         fence_shared_writes()

@@ -1,7 +1,7 @@
 """Interpolation on the CPU where there are more rows of results than of elements: W first.
 
-The rows that a row of results reads are summed along W, each once for all results that read it, and kept in as many places
-as a result reads rows. What is left is a sum of a few rows, as vectors.
+The rows that a row of results reads are summed along W, each once for all results that read it, and kept in as many
+places as a result reads rows. The remaining work is a sum of a few rows, as vectors.
 """
 
 from max.gpu.host import DeviceContext

@@ -1,5 +1,5 @@
-"""Interpolation on the CPU where rows of results have few vectors: along H a sample's rows are what channels are along W.
-"""
+"""Interpolation on the CPU where rows of results have few vectors: along H a sample's rows take the part that channels
+have along W."""
 
 from max.gpu.host import DeviceContext
 

@@ -137,7 +137,7 @@ struct Columns[Acc: DType](Movable):
         return len(self.reading) > 0
 
     def stays_inside[V: Int](self) -> Bool:
-        """Whether sum_columns writes no more than its results."""
+        """Returns whether sum_columns writes no more than its results."""
         return self.channels == 1 or self.channels % V == 0 or self.are_few()
 
 

@@ -52,7 +52,7 @@ struct Params[Acc: DType](KernelArgument):
 
 
 def fits_32_bits[Acc: DType](p: InterpolationProblem[Acc]) -> Bool:
-    """Whether a sample's element numbers, and the number of rows, fit in 31 bits with some room.
+    """Returns whether a sample's element numbers, and the number of rows, fit in 31 bits with some room.
     """
     var rows = Int(p.batch) * Int(p.d.results) * Int(p.h.results)
     return max(max(p.sources(), p.results()), rows) < LIMIT_32 - (1 << 20)

@@ -271,7 +271,7 @@ def interpolate_rows_then_columns[
     p: Params[accumulation_type[dtype]],
     tile: Tile,
 ):
-    """`by_channels` where a vector is of one pixel; else a tile has all channels.
+    """Runs a block's tile. With `by_channels` a vector belongs to one pixel; else a tile has all channels.
     """
     var sums = stack_allocation[
         ROOM,

@@ -337,7 +337,7 @@ def _launch[
 
 
 def _is_along_w[Acc: DType](p: InterpolationProblem[Acc], T: Int) -> Bool:
-    """Whether a thread of planes takes neighbours along W; with many taps these take many registers.
+    """Returns whether a thread of planes takes neighbours along W; with many taps these take many registers.
     """
     if p.channels != 1:
         return False

@@ -1,8 +1,8 @@
 """Products on a CPU: a tile of C stays in registers while panels of B's columns pass by.
 
 A task is a block of C's rows and columns of one product, or several small products. Operands are read where they lie as
-far as vectors allow: a full panel of a row-major B, and A either way. What is of another dtype, lies the other way, or
-ends within a panel is packed once for a block. Sums are float32, or float64 for float64.
+far as vectors allow: a full panel of a row-major B, and A either way. Operands that have another dtype, lie the other
+way, or end within a panel are packed once for a block. Sums are float32, or float64 for float64.
 """
 
 from std.math import ceildiv
@@ -64,8 +64,8 @@ def _tile[
     b_row: Int,
     depth: Int,
 ):
-    """`rows` x `columns` of C = A B over some steps of the reduction: the `first` ones begin the sums, and after the
-    `last` ones C is stored; in between sums are kept at `sums_at`."""
+    """Computes `rows` x `columns` of C = A B over some steps of the reduction: the `first` ones begin the sums, and
+    after the `last` ones C is stored; in between sums are kept at `sums_at`."""
     comptime width = simd_width_of[acc]()
     comptime pitch = panel[acc]()
     var sums = Array[SIMD[acc, width], rows * vectors](fill=0)

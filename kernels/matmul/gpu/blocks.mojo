@@ -52,8 +52,8 @@ struct Blocks(KernelArgument):
 def blocks_refusal(
     p: MatmulProblem, rows: Int, columns: Int
 ) -> Optional[String]:
-    """None, or why not: within a product, and of blocks, numbers have 32 bits. Elements are counted in 64.
-    """
+    """Returns None, or why blocks cannot be numbered: within a product, and of blocks, numbers have 32 bits. Elements
+    are counted in 64."""
     if max(p.m, p.n, p.k) >= 1 << 30:
         return String("an extent of 2^30 or more")
     if ceildiv(p.m, rows) * ceildiv(p.n, columns) * p.batch() >= 1 << 31:

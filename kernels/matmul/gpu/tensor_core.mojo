@@ -361,7 +361,7 @@ def add_parts_kernel[
 
 
 def tensor_core_refusal[dtype: DType](p: MatmulProblem) -> Optional[String]:
-    """None, or why not."""
+    """Returns None, or why the kernel cannot run the problem."""
     comptime if not pairs_compile[dtype]():
         return String("the GPU has no products of such elements")
     # Strides of a stage are counted in 32 bits.

@@ -195,7 +195,7 @@ def warpgroup_refusal[
 ](c: Ptr[dtype], a: Ptr[dtype], b: Ptr[dtype], p: MatmulProblem) -> Optional[
     String
 ]:
-    """None, or why not."""
+    """Returns None, or why the kernel cannot run the problem."""
     comptime vector = vector_of[dtype]()
     if p.k < 2 * steps_of[dtype]() or p.m <= 64 or p.n <= 64:
         return String("small matrices")

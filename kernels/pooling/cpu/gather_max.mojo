@@ -87,7 +87,8 @@ def _gather_row[
     channels: Int,
     pixel: Int,
 ):
-    """`pixel` is the number of the row's first pixel in its plane."""
+    """Gathers the gradient of one row. `pixel` is the number of the row's first pixel in its plane.
+    """
     comptime Acc = accumulation_type[dtype]
     comptime V = lanes[dtype]
     var rows = above.count

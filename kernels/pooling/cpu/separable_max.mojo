@@ -73,7 +73,8 @@ def _best_lane[
 
 
 def has_window_everywhere[adaptive: Bool](p: PoolingProblem) -> Bool:
-    """Whether every window has a pixel and a plane's places fit 32 bits."""
+    """Returns whether every window has a pixel and a plane's places fit 32 bits.
+    """
     comptime if not adaptive:
         if p.may_miss():
             return False

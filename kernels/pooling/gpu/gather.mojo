@@ -184,7 +184,7 @@ struct WindowWalk(TrivialRegisterPassable):
 
     @always_inline
     def next[count_taps: Bool](mut self, count: Int32, p: PoolingParams):
-        """`count` taps make a row."""
+        """Moves to the next tap; `count` taps make a row."""
         self.left -= 1
         var wraps = self.left == 0
         var row = p.h.dilation() * p.w.input - (count - 1) * p.w.dilation()

@@ -32,7 +32,7 @@ struct HaloShape(TrivialRegisterPassable):
     """Rows of windows that are loaded before they are added."""
 
     def is_line(self) -> Bool:
-        """Whether problems have one dimension: rows of windows share no pixel.
+        """Returns whether problems have one dimension: rows of windows share no pixel.
         """
         return self.kh == 1
 
@@ -65,8 +65,8 @@ struct HaloShape(TrivialRegisterPassable):
         return (self.kh + self.sh - 1) // self.sh
 
     def strips_beside(self) -> Bool:
-        """Whether neighbouring lanes take a plane's strips: short strips, of windows that move by more than one.
-        """
+        """Returns whether neighbouring lanes take a plane's strips: short strips, of windows that move by more than
+        one."""
         return self.sh > 1
 
     def kept(self) -> Int:
@@ -105,12 +105,12 @@ struct HaloShape(TrivialRegisterPassable):
         return 0 <= self.tap(step, slab) and self.tap(step, slab) < self.kd
 
     def covers(self, i: Int, column: Int) -> Bool:
-        """Whether window `i` of a row has a tap on a column of sums."""
+        """Returns whether window `i` of a row has a tap on a column of sums."""
         var tap = column - i * self.sw
         return tap >= 0 and tap < self.kw
 
     def reached(self, r: Int, column: Int) -> Bool:
-        """Whether any window reaches a row and column of sums."""
+        """Returns whether any window reaches a row and column of sums."""
         if r >= self.kh:
             return False
         for i in range(self.run()):
@@ -119,8 +119,8 @@ struct HaloShape(TrivialRegisterPassable):
         return False
 
     def sets(self, step: Int, slab: Int, i: Int, r: Int, column: Int) -> Bool:
-        """Whether window `i` of slab `step` is the first of all that reach a pixel: rows that a row of windows is the
-        first to reach, windows from the left, slabs of windows from the front.
+        """Returns whether window `i` of slab `step` is the first of all that reach a pixel: rows that a row of windows
+        is the first to reach, windows from the left, slabs of windows from the front.
         """
         if r < self.kept() - self.sh:
             return False
@@ -197,7 +197,7 @@ def _deep_shapes(data: Int, argmax: Int) -> List[HaloShape]:
 
 
 def halo_takes(S: HaloShape, p: PoolingProblem) -> Bool:
-    """Whether a shape's windows are the problem's, and rows are whole tiles or channels whole vectors.
+    """Returns whether a shape's windows are the problem's, and rows are whole tiles or channels whole vectors.
     """
     if S.channels == 1:
         if (

@@ -184,7 +184,7 @@ struct PoolingParams(KernelArgument):
 
 
 def fits_32_bits(p: PoolingProblem) -> Bool:
-    """Whether one sample's element numbers, and the products of adaptive windows, fit in 31 bits.
+    """Returns whether one sample's element numbers, and the products of adaptive windows, fit in 31 bits.
     """
     var channels = Int(p.channels)
     var largest = max(p.input_plane() * channels, p.output_plane() * channels)
@@ -232,7 +232,7 @@ def uniform_scale[argmax: DType, adaptive: Bool](p: PoolingProblem) -> Float32:
 def refuse_misses[
     argmax: DType, adaptive: Bool
 ](p: PoolingProblem) -> Optional[String]:
-    """None, or why a gradient that looks under windows alone does not take the problem.
+    """Returns None, or why a gradient that visits only pixels under windows cannot run the problem.
     """
     comptime if argmax == INDEX and not adaptive:
         if p.may_miss():

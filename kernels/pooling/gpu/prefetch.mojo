@@ -102,7 +102,7 @@ struct Lines(TrivialRegisterPassable):
     def __init__[
         dtype: DType, //
     ](out self, source: Ptr[dtype], first: Int, run: Int32, total: Int):
-        """`run` elements from number `first` on, of `total`; the tensor begins with a line.
+        """Finds the lines of `run` elements from number `first` on, of `total`; the tensor begins at a line.
         """
         comptime size = size_of[dtype]()
         comptime mask = ~UInt64(COPY_BYTES - 1)

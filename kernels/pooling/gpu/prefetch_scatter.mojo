@@ -50,7 +50,8 @@ def max_pool_dgrad_prefetch_scatter[
     p: PoolingParams,
     c: Pipeline,
 ):
-    """`wide`: windows beside each other that a thread takes."""
+    """Runs a block over its pieces. `wide` is the number of neighbouring windows of a row that a thread takes.
+    """
     # Barriers of the stages, sums, stages.
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=16

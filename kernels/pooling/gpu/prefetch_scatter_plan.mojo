@@ -43,8 +43,8 @@ def lines(elements: Int, size: Int) -> Int:
 
 
 def can_divide(p: PoolingProblem) -> Bool:
-    """Whether multiplying by the stored bits of one over W finds the row of every pixel under a window, counted from
-    its first row, and windows are no wider than rows."""
+    """Returns whether multiplying by the stored bits of one over W finds the row of every pixel under a window, counted
+    from its first row, and windows are no wider than rows."""
     var width = Int(p.w.input)
     var scale = ceildiv(1 << SHIFT, width)
     var most = p.h.reach() * width
@@ -228,7 +228,7 @@ def _narrowest(p: PoolingProblem) -> Int:
 
 
 def can_cut(p: PoolingProblem, *, data: Int, argmax: Int) -> Bool:
-    """Whether plan_pipeline finds a division: whether the smallest of its pieces fits.
+    """Returns whether plan_pipeline finds a division: whether the smallest of its pieces fits.
     """
     var wide = _narrowest(p)
     if wide == 0:

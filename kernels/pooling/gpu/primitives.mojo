@@ -43,7 +43,8 @@ def fetch[dtype: DType](data: Ptr[dtype]):
 def fits_word[
     index: DType, V: Int
 ](found: SIMD[index, V], inside: Bool) -> SIMD[DType.bool, V]:
-    """Whether a window exists and its argmax has no bits above its low word."""
+    """Returns whether a window exists and its argmax has no bits above its low word.
+    """
     var there = SIMD[DType.bool, V](fill=inside)
     comptime if index == DType.int64:
         return there & (found >> 32).eq(SIMD[index, V](0))

@@ -265,8 +265,8 @@ def walk_ring[
 def _find[
     DEPTH: Int
 ](index: Int64, corner: Int32, p: PoolingParams) -> RingTarget:
-    """`corner` is the number of the pixel of the thread's first column in the first row under the windows.
-    """
+    """Finds the sum to which an index points. `corner` is the number of the pixel of the thread's first column in the
+    first row under the windows."""
     var pixel = Int32(index) - corner
     var e = Int32(0)
     comptime for _ in range(DEPTH - 1):
@@ -437,7 +437,7 @@ struct RingScatter(PoolingKernel):
 
 
 def _suits[V: Int, DEPTH: Int](p: PoolingProblem) -> Bool:
-    """Whether threads take V channels and DEPTH slabs, provided that they have sums for them.
+    """Returns whether threads take V channels and DEPTH slabs, provided that they have sums for them.
     """
     if Int(p.channels) % V != 0:
         return False

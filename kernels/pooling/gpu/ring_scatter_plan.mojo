@@ -65,7 +65,8 @@ struct StripPlan(KernelArgument):
         columns: Int,
         groups: Int,
     ):
-        """`columns` and `groups` are the most of a strip."""
+        """Divides dx into strips of at most `columns` columns and `groups` rows of windows.
+        """
         var reach_h = p.h.reach()
         var reach_d = p.d.reach()
         var stride = Int(p.h.stride)

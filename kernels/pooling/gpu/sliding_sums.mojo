@@ -89,7 +89,8 @@ struct SlidingShape(TrivialRegisterPassable):
     var uniform: Bool
 
     def together(self) -> Bool:
-        """Whether one channel's columns are loaded and stored together."""
+        """Returns whether one channel's columns are loaded and stored together.
+        """
         return self.channels == 1 and self.aligned
 
 
@@ -387,5 +388,5 @@ struct SlidingSums(PoolingKernel):
 
 
 def _is_flat(p: PoolingProblem) -> Bool:
-    """Whether windows lie in one slab each."""
+    """Returns whether windows lie in one slab each."""
     return p.d.is_window(1, 1) and p.d.padding == 0
