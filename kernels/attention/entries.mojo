@@ -1,7 +1,7 @@
 """The attention family's entries in its libraries: check the operands, then hand pointers to dispatch.
 
-Query, key, value and output are rank 4 with a row's elements last. A gradient lies as its tensor. logsumexp is [B, H, M]
-in the accumulation type (float64 for float64, else float32).
+Query, key, value and output are rank 4 with a row's elements last. A gradient lies as its tensor. logsumexp is [B, H,
+M] in the accumulation type (float64 for float64, else float32).
 
 A bias is contiguous, [a part of B, H or 1, M or 1, N or 1], and is added to the scaled scores: batch b reads its batch
 b modulo its extent. Its gradient is that of the scores, [B, H, M, N] of the queries' type.

@@ -1,7 +1,7 @@
 """One call of attention: sizes, where operands lie, and what a query sees.
 
-Letters: B batches, H heads of queries, G heads of keys and values (H / G queries' heads share one), M queries, N keys, D a
-query's and a key's size, E a value's. With S = scale * Q K^T + bias over one head,
+Letters: B batches, H heads of queries, G heads of keys and values (H / G queries' heads share one), M queries, N keys,
+D a query's and a key's size, E a value's. With S = scale * Q K^T + bias over one head,
 
     P = exp(S - logsumexp)      O = P V
     dV = P^T dO                 dS = P * (dO V^T - delta), delta = rowsum(dO * O)

@@ -1,5 +1,5 @@
-"""torchvision's operators of detection: regions of feature maps pooled to a fixed number of bins, and the elements that a
-deformable convolution reads.
+"""torchvision's operators of detection: regions of feature maps pooled to a fixed number of bins, and the elements that
+a deformable convolution reads.
 
 problem.mojo        regions, their bins and the pixels that bins read
 regions_cpu.mojo    roi_align and roi_pool on a CPU: vectors of channels

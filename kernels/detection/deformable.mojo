@@ -5,8 +5,8 @@ A tap of a window is a point that an offset moves to between pixels; channels in
 their own, and in version 2 a mask that the value read is multiplied by. The elements that all windows read, laid out as
 columns, are the image of a convolution by one pixel with the same filters.
 
-Images are [N, H * W, C], columns [N, P * Q, groups * taps * C / groups], offsets [N, P * Q, offset_groups * taps * 2] with
-the step down first, masks [N, P * Q, offset_groups * taps], or without elements where there is none.
+Images are [N, H * W, C], columns [N, P * Q, groups * taps * C / groups], offsets [N, P * Q, offset_groups * taps * 2]
+with the step down first, masks [N, P * Q, offset_groups * taps], or without elements where there is none.
 """
 
 from std.math import floor

@@ -1,4 +1,5 @@
-"""ps_roi_align and ps_roi_pool: bin b of output channel c reads channel c * bins + b of the image, a plane of its own."""
+"""ps_roi_align and ps_roi_pool: bin b of output channel c reads channel c * bins + b of the image, a plane of its
+own."""
 
 from std.math import ceildiv
 

@@ -1,11 +1,11 @@
 """Regions of images, and the pixels that their bins read.
 
-A region is a row of five numbers: the image's number, then x and y of two corners. Along each axis it is cut into bins, and
-along each axis a bin weighs the pixels: its value is the sum over rows and columns of both weights times the pixel.
+A region is a row of five numbers: the image's number, then x and y of two corners. Along each axis it is cut into bins,
+and along each axis a bin weighs the pixels: its value is the sum over rows and columns of both weights times the pixel.
 
-ALIGN: a bin averages samples between pixels (Mask R-CNN, https://arxiv.org/abs/1703.06870). The samples form a grid, so that
-the sum of what they read splits into weights of rows and of columns. POOL: all pixels of a bin that was rounded to whole
-pixels (Fast R-CNN, https://arxiv.org/abs/1504.08083; R-FCN, https://arxiv.org/abs/1605.06409).
+ALIGN: a bin averages samples between pixels (Mask R-CNN, https://arxiv.org/abs/1703.06870). The samples form a grid, so
+that the sum of what they read splits into weights of rows and of columns. POOL: all pixels of a bin that was rounded to
+whole pixels (Fast R-CNN, https://arxiv.org/abs/1504.08083; R-FCN, https://arxiv.org/abs/1605.06409).
 """
 
 from std.math import ceil, floor

@@ -178,8 +178,8 @@ def _sums[
 
 @always_inline
 def _parts(p: RegionsProblem, V: Int) -> Tuple[Int, Int]:
-    """Channels of a part of a gradient and how many parts there are: whole vectors, and no more than cores need, since each
-    part looks at all regions."""
+    """Channels of a part of a gradient and how many parts there are: whole vectors, and no more than cores need, since
+    each part looks at all regions."""
     var wanted = ceildiv(worker_count(), max(Int(p.batch), 1))
     var part = ceildiv(max(ceildiv(Int(p.channels), wanted), 1), V) * V
     return (part, ceildiv(Int(p.channels), part))

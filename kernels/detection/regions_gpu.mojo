@@ -175,8 +175,8 @@ def _weigh_bins[
     rows: Tuple[Int32, Int32],
     columns: Tuple[Int32, Int32],
 ):
-    """down [row of bins, row of pixels] and along [column of bins, column of pixels] = their weights, of means. Half of the
-    threads weigh rows, the other half columns."""
+    """down [row of bins, row of pixels] and along [column of bins, column of pixels] = their weights, of means. Half of
+    the threads weigh rows, the other half columns."""
     var thread = Int32(thread_idx.x)
     if thread < THREADS // 2:
         for at in range(thread, (rows[1] - rows[0]) * TILE, THREADS // 2):

@@ -1,6 +1,6 @@
-"""The gradients of regions' bins on a GPU, scattered: a thread has an element of the result and adds atomically, so that the
-last bits may differ from run to run. regions_gpu.mojo and positions.mojo gather in a fixed order, which takes a look at
-all regions for each pixel."""
+"""The gradients of regions' bins on a GPU, scattered: a thread has an element of the result and adds atomically, so
+that the last bits may differ from run to run. regions_gpu.mojo and positions.mojo gather in a fixed order, which takes
+a look at all regions for each pixel."""
 
 from std.math import ceildiv
 

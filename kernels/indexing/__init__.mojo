@@ -1,7 +1,7 @@
 """Reading from and writing to places that an index tensor names: embedding, indexing and gather, and their gradients.
 
-Where places repeat without accumulation the last one wins. Sums are made in a fixed order, so that the same input gives the
-same bits; on a GPU that is a choice.
+Where places repeat without accumulation the last one wins. Sums are made in a fixed order, so that the same input gives
+the same bits; on a GPU that is a choice.
 
 extents.mojo        sizes
 gather.mojo         rows taken from one list of places, or elements, each from a place of its own

@@ -1,9 +1,10 @@
 """y [outer, places, inner] = x, then y[o, index[o, i, n], n] += (or =) source[o, i, n] for index [outer, count, inner].
 
-Every (o, n) is a column of its own, whose elements are added in their order: a core walks all of its columns side by side,
-since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
+Every (o, n) is a column of its own, whose elements are added in their order: a core walks all of its columns side by
+side, since neighbouring elements lie in neighbouring columns. Where `zeros`, y = 0 before.
 
-On a GPU a thread walks one column, or all elements are sorted by where they go, as rows of one element (sorted_rows.mojo).
+On a GPU a thread walks one column, or all elements are sorted by where they go, as rows of one element
+(sorted_rows.mojo).
 """
 
 from std.math import ceildiv

@@ -1,8 +1,8 @@
 """The indexing family's entries in its libraries: they take operands, dispatch.mojo chooses the kernels.
 
 Scattering: x and y are [outer, places, inner], or x is empty, which stands for zeros; source is [outer, count, inner].
-Places count from zero, negative ones have been resolved in the graph. A place outside is reported (common/bounds.mojo); on
-the CPU it raises, on a GPU nothing is written there. Gathering: gather.mojo.
+Places count from zero, negative ones have been resolved in the graph. A place outside is reported (common/bounds.mojo);
+on the CPU it raises, on a GPU nothing is written there. Gathering: gather.mojo.
 """
 
 from max.gpu.host import DeviceContext

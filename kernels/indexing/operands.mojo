@@ -27,8 +27,8 @@ def _rows(
 
 @fieldwise_init
 struct ScatterOperands[dtype: DType, rank: Int](ImplicitlyCopyable):
-    """y = x with the source added to (or put in) the places of the index: of rank 1 a list for whole rows, of rank 3 a place
-    for each element."""
+    """y = x with the source added to (or put in) the places of the index: of rank 1 a list for whole rows, of rank 3 a
+    place for each element."""
 
     var y: Operand[Self.dtype, 3]
     var x: Operand[Self.dtype, 3]

@@ -1,5 +1,5 @@
-"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index [count],
-on the CPU: the columns are shared out, each core walks the whole list.
+"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of index
+[count], on the CPU: the columns are shared out, each core walks the whole list.
 """
 
 from std.ffi import external_call

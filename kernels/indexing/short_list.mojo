@@ -1,7 +1,7 @@
 """y [outer, places, inner] with source [outer, count, inner] put in the places of a short list, on a GPU.
 
-A block has a row of the list and a stretch of columns. Where a later row goes to the same place, it ends: the last one wins,
-and a table of any size costs nothing but its copy.
+A block has a row of the list and a stretch of columns. Where a later row goes to the same place, it ends: the last one
+wins, and a table of any size costs nothing but its copy.
 """
 
 from std.math import ceildiv

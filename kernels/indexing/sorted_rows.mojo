@@ -1,10 +1,10 @@
-"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of a list that has
-been sorted, on a GPU.
+"""y [outer, places, inner] = x, or zeros, with source [outer, count, inner] added to (or put in) the places of a list
+that has been sorted, on a GPU.
 
-The sorted list is cut into pieces of equal length. A thread adds up the rows of a piece that go to the same place, one place
-after the other. Where all rows of a place lie in one piece, it writes the sum to y; else it keeps the sum of the piece's part,
-and a second kernel adds the parts in their order. So a place that is hit often costs no longer than others, and results are
-the same in every run.
+The sorted list is cut into pieces of equal length. A thread adds up the rows of a piece that go to the same place, one
+place after the other. Where all rows of a place lie in one piece, it writes the sum to y; else it keeps the sum of the
+piece's part, and a second kernel adds the parts in their order. So a place that is hit often costs no longer than
+others, and results are the same in every run.
 
 What a thread computes is a function of its number: tests run them on a CPU (tests/kernels/sorted_rows_walk.mojo).
 """

@@ -1,5 +1,5 @@
-"""The entry, in libraries, of interpolation: it takes and checks operands, then a device's table chooses the kernel (`Kernels`,
-of its dispatch.mojo)."""
+"""The entry, in libraries, of interpolation: it takes and checks operands, then a device's table chooses the kernel
+(`Kernels`, of its dispatch.mojo)."""
 
 from max.gpu.host import DeviceContext
 

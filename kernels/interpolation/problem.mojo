@@ -1,7 +1,7 @@
 """One interpolation, or the gradient of one; the two differ only in the tables of their axes.
 
-Letters: N batch, D H W spatial axes, C channels. A tensor is always [N, D, H, W, C]; a contiguous NCHW tensor arrives as
-[N * C, D, H, W, 1]. A result is the sum over the elements that its three tables name, each times the three weights.
+Letters: N batch, D H W spatial axes, C channels. A tensor is always [N, D, H, W, C]; a contiguous NCHW tensor arrives
+as [N * C, D, H, W, 1]. A result is the sum over the elements that its three tables name, each times the three weights.
 """
 
 from ..common.argument import KernelArgument

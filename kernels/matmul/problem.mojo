@@ -1,7 +1,8 @@
 """One call of a batched matrix product: C[b] = A[b] B[b], with A [M, K], B [K, N] and C [M, N].
 
 The batch is counted by up to three digits, each with a stride for every tensor: 0 where a tensor is broadcast. Rows and
-columns have any strides, so that a transposed operand, one head of several, or every third matrix is read where it lies.
+columns have any strides, so that a transposed operand, one head of several, or every third matrix is read where it
+lies.
 """
 
 from std.utils.index import IndexList

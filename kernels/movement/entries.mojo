@@ -1,6 +1,7 @@
 """The movement family's entries in its libraries.
 
-A call has a list of numbers, its geometry, then the addresses of results and sources; `dtype` says how wide an element is.
+A call has a list of numbers, its geometry, then the addresses of results and sources; `dtype` says how wide an element
+is.
 """
 
 from max.gpu.host import DeviceContext

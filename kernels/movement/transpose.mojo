@@ -1,7 +1,8 @@
 """Permuted copies, in tiles: rows of the source are read in one piece, and rows of the result written in one.
 
-The result's elements are counted in memory order, by digits; digit k moves on by `strides[k]` elements in the source. Two
-digits span a tile: the result's last one, and the one that moves on by one in the source. The others number the tiles.
+The result's elements are counted in memory order, by digits; digit k moves on by `strides[k]` elements in the source.
+Two digits span a tile: the result's last one, and the one that moves on by one in the source. The others number the
+tiles.
 """
 
 from std.math import ceildiv

@@ -1,7 +1,7 @@
 """Batch normalization's reductions on a GPU, in two stages with a fixed order: no atomics, the same bits every run.
 
-Stage 1: a block reduces one slice of rows of some vectors of columns, at most LANES, each thread 16 bytes wide. Stage 2:
-a block merges the slices of some channels. Partial results lie as [slice][column], so that both stages move
+Stage 1: a block reduces one slice of rows of some vectors of columns, at most LANES, each thread 16 bytes wide. Stage
+2: a block merges the slices of some channels. Partial results lie as [slice][column], so that both stages move
 neighbours together.
 """
 

@@ -1,11 +1,11 @@
 """The arguments of a pointwise program: its operands, and the place of the elements that it computes now.
 
 A program computes `width` elements of one or more results from the elements of its inputs that belong to them. It is a
-function over `ProgramOperands`, in which results and inputs stand alike, written for each elementwise expression; sizes and
-strides are run-time arguments, so that layers of all sizes share it.
+function over `ProgramOperands`, in which results and inputs stand alike, written for each elementwise expression; sizes
+and strides are run-time arguments, so that layers of all sizes share it.
 
-The elements are `parts` runs of neighbours, a power of two, each `width // parts` long. A GPU's thread has several runs,
-so that it waits for memory once: a program reads all of its inputs before it writes.
+The elements are `parts` runs of neighbours, a power of two, each `width // parts` long. A GPU's thread has several
+runs, so that it waits for memory once: a program reads all of its inputs before it writes.
 """
 
 from std.memory import bitcast

@@ -1,7 +1,8 @@
-"""The entries, in libraries, of pooling and its gradients: they take and check operands, then a table chooses the kernel.
+"""The entries, in libraries, of pooling and its gradients: they take and check operands, then a table chooses the
+kernel.
 
-`Kernels` is the table of a device and a pass (fprop_dispatch.mojo, dgrad_dispatch.mojo). `adaptive` windows follow from the
-extents alone.
+`Kernels` is the table of a device and a pass (fprop_dispatch.mojo, dgrad_dispatch.mojo). `adaptive` windows follow from
+the extents alone.
 """
 
 from max.gpu.host import DeviceContext

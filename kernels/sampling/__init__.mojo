@@ -1,4 +1,5 @@
-"""grid_sample: images read between their pixels at the points of a grid, in two and three dimensions, and both gradients.
+"""grid_sample: images read between their pixels at the points of a grid, in two and three dimensions, and both
+gradients.
 
 problem.mojo    sizes, and a point's pixels, weights and their derivatives
 cpu.mojo        vectors of points, or of channels where these are innermost

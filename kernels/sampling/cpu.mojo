@@ -1,5 +1,5 @@
-"""grid_sample on a CPU. Planes: vectors hold neighbouring points, whose pixels are gathered, for one channel after the other.
-Channels innermost: vectors hold channels, for one point after the other."""
+"""grid_sample on a CPU. Planes: vectors hold neighbouring points, whose pixels are gathered, for one channel after the
+other. Channels innermost: vectors hold channels, for one point after the other."""
 
 from std.math import ceildiv, iota
 

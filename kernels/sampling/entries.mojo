@@ -1,7 +1,7 @@
 """The entries of grid_sample, in libraries for any device.
 
-`taps` are the places that a coordinate reads along an axis: 1 for nearest, 2 for linear, 4 for cubic. `deep` where the image
-has three axes.
+`taps` are the places that a coordinate reads along an axis: 1 for nearest, 2 for linear, 4 for cubic. `deep` where the
+image has three axes.
 """
 
 from max.gpu.host import DeviceContext

@@ -43,8 +43,8 @@ def sample_points[
     by_inner: Divisor,
     together: Int32,
 ):
-    """y counts images. Channels last: `by_inner` divides by the vectors of a point. Planes: by the points, `together` channels of
-    which a thread has."""
+    """y counts images. Channels last: `by_inner` divides by the vectors of a point. Planes: by the points, `together`
+    channels of which a thread has."""
     comptime Acc = accumulation_type[dtype]
     comptime alignment = vector_alignment[dtype, V]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
@@ -188,8 +188,8 @@ def sample_input_gradient_atomic[
     by_inner: Divisor,
     together: Int32,
 ):
-    """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and `together` channels, as in
-    sample_points."""
+    """dx is zero before. Channels last: a thread has a channel of a point; planes: a point and `together` channels, as
+    in sample_points."""
     comptime Acc = accumulation_type[dtype]
     var item = Int32(block_idx.x * block_dim.x + thread_idx.x)
     var channels = Int(p.channels)

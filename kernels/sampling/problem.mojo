@@ -1,10 +1,11 @@
 """The pixels that a point of the grid reads.
 
-Along each axis a coordinate reads T places: one (nearest), two (linear) or four (cubic), each with a weight. A value is the
-sum over all combinations of the axes' places. A place outside the image contributes nothing, whatever its weight is.
+Along each axis a coordinate reads T places: one (nearest), two (linear) or four (cubic), each with a weight. A value is
+the sum over all combinations of the axes' places. A place outside the image contributes nothing, whatever its weight
+is.
 
-An image is [N, C, D * H * W], or [N, D * H * W, C] where channels are innermost; a result [N, C, P] or [N, P, C]; the grid
-[N, P, axes], with the axis W first. In two dimensions D is 1.
+An image is [N, C, D * H * W], or [N, D * H * W, C] where channels are innermost; a result [N, C, P] or [N, P, C]; the
+grid [N, P, axes], with the axis W first. In two dimensions D is 1.
 """
 
 from std.math import floor, trunc

@@ -1,4 +1,5 @@
-"""Sliding windows laid out as columns, and columns added up where windows overlap, in two dimensions: im2col and col2im.
+"""Sliding windows laid out as columns, and columns added up where windows overlap, in two dimensions: im2col and
+col2im.
 
 problem.mojo    sizes, and where a window's elements lie on both sides
 cpu.mojo        runs of neighbours as vectors

@@ -47,9 +47,9 @@ def lay_out_thread[
     first_row: Int32,
     row_step: Int32,
 ):
-    """Taps first: an item is a window of a row of windows; a row is (n, r, stretch of `along` taps, p), which `inner`, `middle`
-    and `outer` divide by P, the stretches of a row of taps and R. Else an item is (q, r, s, vector), divided by the vectors of
-    a pixel, S and R, and a row is (n, p)."""
+    """Taps first: an item is a window of a row of windows; a row is (n, r, stretch of `along` taps, p), which `inner`,
+    `middle` and `outer` divide by P, the stretches of a row of taps and R. Else an item is (q, r, s, vector), divided
+    by the vectors of a pixel, S and R, and a row is (n, p)."""
     comptime alignment = vector_alignment[dtype, V]
     if item >= items:
         return

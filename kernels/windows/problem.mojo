@@ -11,8 +11,8 @@ from ..common.arithmetic import Divisor, gcd
 
 @fieldwise_init
 struct Hits(TrivialRegisterPassable):
-    """The taps that lie over an element: `count` of them from `tap` on, each `every` taps behind the last and in a window
-    `drop` before the last one's."""
+    """The taps that lie over an element: `count` of them from `tap` on, each `every` taps behind the last and in a
+    window `drop` before the last one's."""
 
     var tap: Int32
     var window: Int32

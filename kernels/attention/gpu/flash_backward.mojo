@@ -60,8 +60,8 @@ def padded(queries: Int) -> Int:
 
 
 def backward_bytes(shape: FlashShape, depth: Int) -> Int:
-    """Shared memory: two tiles that stay, two slots of two tiles and two numbers for each row of these, and room to begin
-    at a multiple of 1024 bytes.
+    """Shared memory: two tiles that stay, two slots of two tiles and two numbers for each row of these, and room to
+    begin at a multiple of 1024 bytes.
     """
     return (
         (2 * shape.rows() + 4 * shape.step) * depth * 2

@@ -7,9 +7,9 @@ wgmma reads. Products come in two kinds,
     of rows      sums [16, N] = A [16, D] B [N, D]^T      both tiles in shared memory
     of columns   sums [16, D] += A [16, N] B [N, D]       A in registers: sums of a product of rows, rounded
 
-for each warp, by mma (m16n8k16), or for the four warps of a warpgroup together, by wgmma. Sums lie alike in both: a lane
-has rows lane / 4 and lane / 4 + 8, and of every eight columns those from 2 * (lane % 4) on; sum 4 * j + 2 * half + e is
-column 8 * j + 2 * (lane % 4) + e of the row + 8 * half.
+for each warp, by mma (m16n8k16), or for the four warps of a warpgroup together, by wgmma. Sums lie alike in both: a
+lane has rows lane / 4 and lane / 4 + 8, and of every eight columns those from 2 * (lane % 4) on; sum 4 * j + 2 * half +
+e is column 8 * j + 2 * (lane % 4) + e of the row + 8 * half.
 """
 
 from std.math import ceildiv
@@ -104,8 +104,8 @@ def _multiply[
 
 @always_inline
 def _descriptor[panel_rows: Int](address: UInt32) -> Int64:
-    """Rows of 128 swizzled bytes, groups of 8 rows 1024 bytes apart, panels one behind the other; the distance of panels
-    counts only where rows are steps of the reduction.
+    """Rows of 128 swizzled bytes, groups of 8 rows 1024 bytes apart, panels one behind the other; the distance of
+    panels counts only where rows are steps of the reduction.
     """
     return (
         Int64((address & 0x3FFFF) >> 4)
@@ -160,7 +160,8 @@ def product_of_rows[
     lane: Int32,
     start: Sums[columns] = 0,
 ) -> Sums[columns]:
-    """Rows 16 * warp and on of A [a_rows, depth] times all rows of B [columns, depth], added to `start` where it is `begun`.
+    """Rows 16 * warp and on of A [a_rows, depth] times all rows of B [columns, depth], added to `start` where it is
+    `begun`.
     """
     var sums = start
     comptime if by_warpgroups[dtype]():

@@ -1,8 +1,8 @@
-"""Interpolation on the CPU of many contiguous samples that are short along W, or of which few results read anything: a sample's axes
-are one.
+"""Interpolation on the CPU of many contiguous samples that are short along W, or of which few results read anything: a
+sample's axes are one.
 
-Where a result reads one row at most, its elements are neighbours in the sample: one table for all axes, made once, says for
-each result which.
+Where a result reads one row at most, its elements are neighbours in the sample: one table for all axes, made once, says
+for each result which.
 """
 
 from max.gpu.host import DeviceContext

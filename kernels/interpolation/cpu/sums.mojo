@@ -1,7 +1,7 @@
 """Code that the CPU kernels share: weighted sums of rows, and of a row's elements.
 
-A row of [W, C] is contiguous in either layout: rows are summed as vectors whatever the layout. Within a row vectors hold
-channels, or, where there is one, single elements.
+A row of [W, C] is contiguous in either layout: rows are summed as vectors whatever the layout. Within a row vectors
+hold channels, or, where there is one, single elements.
 """
 
 from std.math import ceildiv
@@ -54,8 +54,8 @@ def _add[
 def sum_rows[
     dtype: DType, result: DType, Acc: DType, //
 ](sums: Ptr[result], data: Ptr[dtype], rows: List[Row[Acc]], length: Int,):
-    """sums = the sum of the rows of `length` elements of `data`, each times its weight. Several passes over the sums, which
-    stay in the cache, where there are many rows: `result` is Acc then."""
+    """sums = the sum of the rows of `length` elements of `data`, each times its weight. Several passes over the sums,
+    which stay in the cache, where there are many rows: `result` is Acc then."""
     var count = len(rows)
     if count == 0:
         comptime V = lanes[dtype]

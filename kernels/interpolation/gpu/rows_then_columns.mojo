@@ -1,10 +1,10 @@
-"""Interpolation on a GPU where a result reads many elements, as in gradients of enlarging and in antialiasing: a block sums
-rows in shared memory, then columns.
+"""Interpolation on a GPU where a result reads many elements, as in gradients of enlarging and in antialiasing: a block
+sums rows in shared memory, then columns.
 
-A block has a tile of W and C of some rows of results. First its threads add up the stretches of rows that a row of results
-reads, 16 bytes at a time, whatever the layout: a stretch's vectors are channels of a few pixels, or run over pixels and
-channels. Where there are few vectors, groups of threads share the rows. Then a thread adds up what its result reads of
-the sums.
+A block has a tile of W and C of some rows of results. First its threads add up the stretches of rows that a row of
+results reads, 16 bytes at a time, whatever the layout: a stretch's vectors are channels of a few pixels, or run over
+pixels and channels. Where there are few vectors, groups of threads share the rows. Then a thread adds up what its
+result reads of the sums.
 """
 
 from max.gpu import (
@@ -85,8 +85,8 @@ def _sum_of_rows[
     group: Int32,
     groups: Int32,
 ) -> SIMD[accumulation_type[dtype], V]:
-    """The sum of a group's share of the rows that the results in (d, h) read, of the vector that begins at element `at` of
-    a row."""
+    """The sum of a group's share of the rows that the results in (d, h) read, of the vector that begins at element `at`
+    of a row."""
     comptime Acc = accumulation_type[dtype]
     var d_first = p.d.first(d)
     var h_first = p.h.first(h)

@@ -1,8 +1,9 @@
 """Interpolation on a GPU where a result reads few elements along H and W: a thread owns a strip of results below each
 other.
 
-It holds the rows that a result reads, summed along D and W already, in registers: the next result below reads most of them
-again. A thread's results are a vector of channels; or, where there is one channel, of neighbours along W or a single one.
+It holds the rows that a result reads, summed along D and W already, in registers: the next result below reads most of
+them again. A thread's results are a vector of channels; or, where there is one channel, of neighbours along W or a
+single one.
 """
 
 from max.gpu import (
@@ -129,8 +130,8 @@ def _add_rows[
     d: Int32,
     first: Int32,
 ):
-    """Adds the sums along W of the rows that are wanted, from row `first` of each slab that result `d` reads on; `d_weight`
-    is the first slab's.
+    """Adds the sums along W of the rows that are wanted, from row `first` of each slab that result `d` reads on;
+    `d_weight` is the first slab's.
     """
     # Rows that are loaded before the first is added up, as far as registers hold them.
     comptime group = max(min(T, MAX_HELD // (V * T)), 1)

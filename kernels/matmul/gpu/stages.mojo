@@ -6,9 +6,9 @@ A stage has `depth` steps of the reduction and lies as the operand does in memor
     across   [depth][index]    the index is
 
 in pieces of 16 bytes that are exchanged by an XOR with the row's number, so that neither copies nor ldmatrix meet bank
-conflicts. A thread copies pieces, or pairs of elements, asynchronously, as far as the operand is aligned; single elements
-pass through its registers. Which order an operand has is known when the kernel is launched: the places of fragments are
-sums of two parts that each lane computes once, so that the loop is the same for all.
+conflicts. A thread copies pieces, or pairs of elements, asynchronously, as far as the operand is aligned; single
+elements pass through its registers. Which order an operand has is known when the kernel is launched: the places of
+fragments are sums of two parts that each lane computes once, so that the loop is the same for all.
 """
 
 from std.memory import bitcast
@@ -127,8 +127,8 @@ struct Source[dtype: DType, size: Int, depth: Int, threads: Int, least: Int](
 ):
     """One operand's part of a tile: `size` indices, of which some exist, and all steps.
 
-    A thread copies every so many-th unit of a stage. Each lies one turn behind the one before, in memory and, but for the
-    exchanges, in the stage. A unit is a piece or has `least` elements: 8, 2 or 1.
+    A thread copies every so many-th unit of a stage. Each lies one turn behind the one before, in memory and, but for
+    the exchanges, in the stage. A unit is a piece or has `least` elements: 8, 2 or 1.
     """
 
     comptime each = Self.size * Self.depth // Self.threads

@@ -1,7 +1,7 @@
 """Products of 16-bit elements on Hopper's warpgroups (wgmma), sums in float32, for products that fill large tiles.
 
-Tiles lie in shared memory as common/warpgroup.mojo describes: operands along the reduction or across it, in vectors of 16
-bytes. They are copied asynchronously, two stages ahead of the product.
+Tiles lie in shared memory as common/warpgroup.mojo describes: operands along the reduction or across it, in vectors of
+16 bytes. They are copied asynchronously, two stages ahead of the product.
 """
 
 from std.sys import size_of

@@ -1,7 +1,8 @@
-"""One axis of a pooling problem spelt out for the CPU kernels: rows can be short, and nothing is divided twice for them.
+"""One axis of a pooling problem spelt out for the CPU kernels: rows can be short, and nothing is divided twice for
+them.
 
-Axes can be long, too (16384 samples of sound), and one core fills a table, so its elements take no division but for adaptive
-windows and those that padding clips.
+Axes can be long, too (16384 samples of sound), and one core fills a table, so its elements take no division but for
+adaptive windows and those that padding clips.
 """
 
 from ...common.int_table import IntTable

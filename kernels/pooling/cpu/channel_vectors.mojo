@@ -31,7 +31,8 @@ from ..kernel import INDEX, NO_ARGMAX, OFFSET, PoolingTensors, PoolingKernel
 from ..problem import PoolingAxis, PoolingProblem, ClippedTaps
 
 comptime MANY_TAPS = 16
-"""Taps of a window above which a pixel's next channels are wanted before the data that lies PREFETCH_DISTANCE bytes on."""
+"""Taps of a window above which a pixel's next channels are wanted before the data that lies PREFETCH_DISTANCE bytes
+on."""
 
 
 comptime MIN_CHANNELS = 16

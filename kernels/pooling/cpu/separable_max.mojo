@@ -92,8 +92,8 @@ def _pool_columns[
     td: ClippedTaps,
     th: ClippedTaps,
 ):
-    """The best of every column under a row of windows, and where it is: in the plane, or by offset the tap in a window's
-    first column."""
+    """The best of every column under a row of windows, and where it is: in the plane, or by offset the tap in a
+    window's first column."""
     comptime V = lanes[dtype]
     var width = Int(p.w.input)
     for w in range(0, width, V):

@@ -1,8 +1,8 @@
 """Adaptive max pooling on a GPU where windows are large and few.
 
-Forward `lanes` threads share a window: each looks at every `lanes`-th tap, then their maxima meet in shared memory. Backward dx
-is set to zero, and a thread for each window writes its maximum's sum: of windows that share their maximum the first adds
-for all, in order. Neither is atomic, and the bits are the same on every run.
+Forward `lanes` threads share a window: each looks at every `lanes`-th tap, then their maxima meet in shared memory.
+Backward dx is set to zero, and a thread for each window writes its maximum's sum: of windows that share their maximum
+the first adds for all, in order. Neither is atomic, and the bits are the same on every run.
 """
 
 from max.gpu import (

@@ -1,15 +1,15 @@
-"""Gradients on a GPU for disjoint windows, by gathering: each pixel lies under one window at most, whose gradient it takes where
-the window's argmax names it. An argmax that points elsewhere equals no pixel that it is compared with.
+"""Gradients on a GPU for disjoint windows, by gathering: each pixel lies under one window at most, whose gradient it
+takes where the window's argmax names it. An argmax that points elsewhere equals no pixel that it is compared with.
 
 Contiguous NCHW tensors (C = 1 here), windows two or four pixels wide: a thread owns 16 bytes of dx wherever they lie in
-their plane, so that every warp stores one run of whole sectors however wide rows are. Neighbouring rows under one window
-belong to neighbouring threads and find it in the first-level cache. No load hangs on a condition; what lies outside is
-dropped after.
+their plane, so that every warp stores one run of whole sectors however wide rows are. Neighbouring rows under one
+window belong to neighbouring threads and find it in the first-level cache. No load hangs on a condition; what lies
+outside is dropped after.
 
-Channels between pixels, windows of any size, and averages over single channels: a thread owns one column of pixels, by a
-vector of channels, and walks down the rows of a few rows of windows. It loads the one window above, and for maxima compares
-its argmaxes with each row's pixel. Threads beside each other store to addresses beside each other, however few channels there
-are and wherever rows begin; columns under the same window find it in the first-level cache.
+Channels between pixels, windows of any size, and averages over single channels: a thread owns one column of pixels, by
+a vector of channels, and walks down the rows of a few rows of windows. It loads the one window above, and for maxima
+compares its argmaxes with each row's pixel. Threads beside each other store to addresses beside each other, however few
+channels there are and wherever rows begin; columns under the same window find it in the first-level cache.
 """
 
 from max.gpu import block_idx, thread_idx

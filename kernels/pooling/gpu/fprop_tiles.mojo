@@ -1,7 +1,7 @@
 """Pooling forward on a GPU over contiguous NCHW tensors, for the windows that networks use.
 
-A thread takes the windows of one row that start in 16 bytes of x. It loads those columns of all rows of the window
-at once, as vectors where the rows allow it, and the few columns beside them that its windows reach. Windows are padded by
+A thread takes the windows of one row that start in 16 bytes of x. It loads those columns of all rows of the window at
+once, as vectors where the rows allow it, and the few columns beside them that its windows reach. Windows are padded by
 no more than the compiler knows of; where they are padded by less, tiles are moved by the difference.
 """
 

@@ -1,5 +1,5 @@
-"""Pooling gradients on a GPU for overlapping windows that networks use, by halo exchange: lanes hand each other the sums that their
-windows add beyond their own pixels.
+"""Pooling gradients on a GPU for overlapping windows that networks use, by halo exchange: lanes hand each other the
+sums that their windows add beyond their own pixels.
 
 A thread owns a tile of dx, some columns of one row (contiguous) or by a vector of channels (channels-last) of one or
 more D slabs, and walks down H. It takes the windows that start in its tile and no others: their contributions to the

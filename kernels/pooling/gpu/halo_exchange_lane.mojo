@@ -72,7 +72,8 @@ struct Lane(TrivialRegisterPassable):
     var tile: Int32
     var c: Int32
     var moved: Int32
-    """Columns by which tiles are moved: where there is less padding than the shape's, by one, and one begins before the first.
+    """Columns by which tiles are moved: where there is less padding than the shape's, by one, and one begins before the
+    first.
     """
     var live: Bool
     var has_left: Int32

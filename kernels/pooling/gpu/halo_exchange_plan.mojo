@@ -1,4 +1,5 @@
-"""Windows that the halo exchange knows, and how it cuts dx into teams of lanes and strips of rows (halo_exchange.mojo)."""
+"""Windows that the halo exchange knows, and how it cuts dx into teams of lanes and strips of rows
+(halo_exchange.mojo)."""
 
 from std.math import align_up, ceildiv
 
@@ -271,8 +272,8 @@ struct Teams(KernelArgument):
         strips: Int,
         beside: Bool = False,
     ):
-        """Teams of at most `columns` tiles by `wide` vectors; `strips` of a plane, by teams `beside` each other or else by
-        blocks."""
+        """Teams of at most `columns` tiles by `wide` vectors; `strips` of a plane, by teams `beside` each other or else
+        by blocks."""
         # Windows may start behind the last whole tile of an odd row.
         var tiles = max(
             ceildiv(Int(p.w.input), S.columns),

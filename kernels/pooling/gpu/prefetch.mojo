@@ -1,4 +1,5 @@
-"""Pieces of a contiguous NCHW tensor (C = 1 here) and how their windows come to shared memory while others are worked on.
+"""Pieces of a contiguous NCHW tensor (C = 1 here) and how their windows come to shared memory while others are worked
+on.
 
 A block takes one piece after another: whole planes, or a strip of a plane's rows. Shared memory holds the barriers of
 two stages, the piece of dx, and the stages: the tensors' elements from the line on in which a piece's first window

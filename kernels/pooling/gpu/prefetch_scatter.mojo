@@ -1,11 +1,11 @@
-"""Gradient of max pooling on a GPU over contiguous NCHW tensors (C = 1 here), for every two-dimensional window of which few
-share a pixel: pieces of dx in shared memory, whose windows are loaded while those of the piece before are added.
+"""Gradient of max pooling on a GPU over contiguous NCHW tensors (C = 1 here), for every two-dimensional window of which
+few share a pixel: pieces of dx in shared memory, whose windows are loaded while those of the piece before are added.
 
 A block takes one piece after another: whole planes, or a strip of a plane's rows. Each window's dy is added where its
 argmax points. A thread takes a block of neighbouring windows, at least as high and as wide as windows without a common
-pixel are apart, and all threads of a plane take the same place of their blocks at a time: no two of them add to one pixel,
-and waiting for each other after each place puts the additions into one order. Sums leave as runs of vectors. An index
-that points outside its window or outside the piece is ignored.
+pixel are apart, and all threads of a plane take the same place of their blocks at a time: no two of them add to one
+pixel, and waiting for each other after each place puts the additions into one order. Sums leave as runs of vectors. An
+index that points outside its window or outside the piece is ignored.
 """
 
 from max.gpu import barrier, block_idx, grid_dim, thread_idx

@@ -1,5 +1,5 @@
-"""Single instructions of NVIDIA's GPUs that the compiler does not choose by itself, with a form for other GPUs beside each: tests
-of argmaxes, masked additions, prefetching."""
+"""Single instructions of NVIDIA's GPUs that the compiler does not choose by itself, with a form for other GPUs beside
+each: tests of argmaxes, masked additions, prefetching."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly

@@ -119,9 +119,9 @@ def plan_strips(
 ) -> Optional[StripPlan]:
     """The strips that a large GPU is done with first; None if none fit.
 
-    The model: a thread's work is its windows and its pixels, both in whole batches; a multiprocessor's threads share its
-    time, and a few of them do not fill it. Over 12 problems on one H200 it picked strips that took 1.027 times as long
-    as the best of some sixty, in the geometric mean, and 1.20 at worst.
+    The model: a thread's work is its windows and its pixels, both in whole batches; a multiprocessor's threads share
+    its time, and a few of them do not fill it. Over 12 problems on one H200 it picked strips that took 1.027 times as
+    long as the best of some sixty, in the geometric mean, and 1.20 at worst.
     """
     var reach_w = p.w.reach()
     var groups = ceildiv(Int(p.h.input) + Int(p.h.padding), Int(p.h.stride))

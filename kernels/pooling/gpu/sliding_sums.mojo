@@ -1,10 +1,10 @@
-"""Gradient of average pooling on a GPU over windows of 3x3x3 that move by one pixel, by sliding sums; and over planes of rows
-of any length, for windows of 3x3.
+"""Gradient of average pooling on a GPU over windows of 3x3x3 that move by one pixel, by sliding sums; and over planes
+of rows of any length, for windows of 3x3.
 
 A thread owns a tile of one slab, RH rows by TW columns by V channels, and walks down D. Of each slab of windows it
 takes the sums over W and then over H of those that reach into its tile, once, and keeps the two slabs before it: a
-pixel is the sum of three; of one over a plane. So every window is loaded once for each tile that it reaches into, and what neighbouring
-tiles load too comes from the first-level cache.
+pixel is the sum of three; of one over a plane. So every window is loaded once for each tile that it reaches into, and
+what neighbouring tiles load too comes from the first-level cache.
 """
 
 from max.gpu import block_idx, thread_idx
