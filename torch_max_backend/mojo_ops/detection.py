@@ -31,7 +31,7 @@ _WINDOWS = ints(
     *("groups", "offset_groups", "masked", "channels", "deterministic"),
 )
 _POOLED: dict[str, type[Number]] = {
-    **ints("h", "w", "bins_h", "bins_w", "samples", "aligned", "deterministic"),
+    **ints("extents_h", "extents_w", "bins_h", "bins_w", "samples", "aligned", "deterministic"),
     "scale": float,
 }
 _X, _Y, _DY, _OFFSET, _MASK, _DOFFSET, _DMASK, _COLUMNS, _DCOLUMNS = (

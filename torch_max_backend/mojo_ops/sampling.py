@@ -23,7 +23,7 @@ from torch_max_backend.mojo_ops.signatures import Family, Signature, Tensor, int
 
 Entry = Literal["sample_fprop", "sample_dgrad_grid", "sample_dgrad_input"]
 
-_NUMBERS = ints("d", "h", "w", "padding", "corners", "deterministic")
+_NUMBERS = ints("extents_d", "extents_h", "extents_w", "padding", "corners", "deterministic")
 _X, _Y, _GRID, _DY, _DGRID = (Tensor(name, "dtype", 3) for name in ("x", "y", "grid", "dy", "dgrid"))
 FAMILY = Family(
     "sampling",
