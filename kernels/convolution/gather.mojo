@@ -61,7 +61,7 @@ struct Phase(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
+def full_tap(p: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
     """Returns the index into the filter's taps of the phase's tap number `tap`.
     """
     var s = tap % phase.w.taps
@@ -70,11 +70,11 @@ def full_tap(g: ConvolutionProblem, phase: Phase, tap: Int) -> Int:
     var t = rest // phase.h.taps
     return (
         (
-            (phase.d.first_tap + t * phase.d.tap_step) * g.r
+            (phase.d.first_tap + t * phase.d.tap_step) * p.r
             + phase.h.first_tap
             + r * phase.h.tap_step
         )
-        * g.s
+        * p.s
         + phase.w.first_tap
         + s * phase.w.tap_step
     )
@@ -134,34 +134,34 @@ def _gradient_axis(
     )
 
 
-def forward_phases(g: ConvolutionProblem) -> List[Phase]:
+def forward_phases(p: ConvolutionProblem) -> List[Phase]:
     return [
         Phase(
-            _forward_axis(g.d, g.t, g.o, g.stride_d, g.dilation_d, g.pad_d),
-            _forward_axis(g.h, g.r, g.p, g.stride_h, g.dilation_h, g.pad_h),
-            _forward_axis(g.w, g.s, g.q, g.stride_w, g.dilation_w, g.pad_w),
+            _forward_axis(p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d),
+            _forward_axis(p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h),
+            _forward_axis(p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w),
             0,
         )
     ]
 
 
-def gradient_phases(g: ConvolutionProblem, filter_elements: Int) -> List[Phase]:
+def gradient_phases(p: ConvolutionProblem, filter_elements: Int) -> List[Phase]:
     """Returns every phase that has rows; `filter_elements` is the packed size of one tap.
     """
     var phases = List[Phase]()
     var filter_offset = 0
-    for a in range(min(g.stride_d, g.d)):
-        for b in range(min(g.stride_h, g.h)):
-            for c in range(min(g.stride_w, g.w)):
+    for a in range(min(p.stride_d, p.d)):
+        for b in range(min(p.stride_h, p.h)):
+            for c in range(min(p.stride_w, p.w)):
                 var phase = Phase(
                     _gradient_axis(
-                        g.d, g.t, g.o, g.stride_d, g.dilation_d, g.pad_d, a
+                        p.d, p.t, p.o, p.stride_d, p.dilation_d, p.pad_d, a
                     ),
                     _gradient_axis(
-                        g.h, g.r, g.p, g.stride_h, g.dilation_h, g.pad_h, b
+                        p.h, p.r, p.p, p.stride_h, p.dilation_h, p.pad_h, b
                     ),
                     _gradient_axis(
-                        g.w, g.s, g.q, g.stride_w, g.dilation_w, g.pad_w, c
+                        p.w, p.s, p.q, p.stride_w, p.dilation_w, p.pad_w, c
                     ),
                     filter_offset,
                 )

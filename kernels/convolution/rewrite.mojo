@@ -14,11 +14,11 @@ from .problem import ConvolutionProblem
 def rewritten[pass_: Int](problem: ConvolutionProblem) -> ConvolutionProblem:
     """Returns the problem that the kernels run instead; the tensors' elements stay where they are.
     """
-    var g = problem
-    if g.taps() == 1 or g.group_c() == 1:
+    var p = problem
+    if p.taps() == 1 or p.group_c() == 1:
         # Both orders of a filter are one.
-        g.taps_inside = False
-    return _with_windows_joined[pass_](_with_axes_joined(g))
+        p.taps_inside = False
+    return _with_windows_joined[pass_](_with_axes_joined(p))
 
 
 def is_channels_last_better(problem: ConvolutionProblem) -> Bool:
@@ -46,15 +46,15 @@ def joins_windows(p: ConvolutionProblem) -> Bool:
 
 
 def _with_axes_joined(p: ConvolutionProblem) -> ConvolutionProblem:
-    var g = p
+    var joined = p
     if p.d == 1:
-        return g
+        return joined
     if p.t == 1 and p.stride_d == 1 and p.pad_d == 0 and p.o == p.d:
         # Nothing along D: its planes are images. x [N * D, 1, H, W, C].
-        g.n = p.n * p.d
-        g.d = 1
-        g.o = 1
-        g.dilation_d = 1
+        joined.n = p.n * p.d
+        joined.d = 1
+        joined.o = 1
+        joined.dilation_d = 1
     elif (
         p.r == 1
         and p.s == 1
@@ -66,35 +66,35 @@ def _with_axes_joined(p: ConvolutionProblem) -> ConvolutionProblem:
         and p.q == p.w
     ):
         # Nothing along H and W: D takes the place of H. x [N, 1, D, H * W, C], w [K, 1, T, 1, C / G].
-        g.d = 1
-        g.h = p.d
-        g.w = p.h * p.w
-        g.t = 1
-        g.r = p.t
-        g.o = 1
-        g.p = p.o
-        g.q = p.p * p.q
-        g.stride_d = 1
-        g.stride_h = p.stride_d
-        g.dilation_d = 1
-        g.dilation_h = p.dilation_d
-        g.dilation_w = 1
-        g.pad_d = 0
-        g.pad_h = p.pad_d
-    return g
+        joined.d = 1
+        joined.h = p.d
+        joined.w = p.h * p.w
+        joined.t = 1
+        joined.r = p.t
+        joined.o = 1
+        joined.p = p.o
+        joined.q = p.p * p.q
+        joined.stride_d = 1
+        joined.stride_h = p.stride_d
+        joined.dilation_d = 1
+        joined.dilation_h = p.dilation_d
+        joined.dilation_w = 1
+        joined.pad_d = 0
+        joined.pad_h = p.pad_d
+    return joined
 
 
 def _with_windows_joined[
     pass_: Int
 ](p: ConvolutionProblem) -> ConvolutionProblem:
-    var g = p
+    var joined = p
     if p.taps_inside or not joins_windows(p):
-        return g
+        return joined
     # x [N, D, H, Q, S * C], w [K, T, R, 1, S * C].
-    g.c = p.s * p.c
-    g.w = p.q
-    g.s = 1
-    g.stride_w = 1
+    joined.c = p.s * p.c
+    joined.w = p.q
+    joined.s = 1
+    joined.stride_w = 1
     if (
         p.d == 1
         and p.t == 1
@@ -107,8 +107,8 @@ def _with_windows_joined[
     ):
         # x [N * P, 1, R, Q, S * C]. A data gradient's rows of taps stay apart, as phases; in the other passes there is
         # one row of windows, whose stride does not matter.
-        g.n = p.n * p.p
-        g.h = p.r
-        g.p = 1
-        g.stride_h = p.r if pass_ == DGRAD else 1
-    return g
+        joined.n = p.n * p.p
+        joined.h = p.r
+        joined.p = 1
+        joined.stride_h = p.r if pass_ == DGRAD else 1
+    return joined

@@ -241,29 +241,29 @@ def _filled(count: Int, seed: Int) -> Ptr[E]:
 
 def _compare[
     plain: Bool
-](g: ConvolutionProblem, forward: Bool, enough: Int) raises -> Int:
-    var size = g.y_size() if forward else g.x_size()
-    var source = _filled(g.x_size() if forward else g.y_size(), 1)
-    var w = _filled(g.w_size(), 2)
+](p: ConvolutionProblem, forward: Bool, enough: Int) raises -> Int:
+    var size = p.y_size() if forward else p.x_size()
+    var source = _filled(p.x_size() if forward else p.y_size(), 1)
+    var w = _filled(p.w_size(), 2)
     var result = _filled(size, 3)
-    var axes = axes_of_rows(g, forward)
-    var tiling = choose_tiling(g, forward, axes, enough)
-    var band = band_of(g, forward, axes, tiling)
+    var axes = axes_of_rows(p, forward)
+    var tiling = choose_tiling(p, forward, axes, enough)
+    var band = band_of(p, forward, axes, tiling)
     for i in range(size):
         result[unsafe_offset=i] = 77
     comptime for tiles in [1, 2, 4]:
         if tiling.tiles == tiles:
-            if g.c % PIECE == 0:
+            if p.c % PIECE == 0:
                 _run[PIECE, tiles, plain](result, source, w, band)
             else:
                 _run[2, tiles, plain](result, source, w, band)
     for i in range(size):
         var expected = fprop_element[E](
-            source, w, g, i
-        ) if forward else dgrad_element[E](source, w, g, i)
+            source, w, p, i
+        ) if forward else dgrad_element[E](source, w, p, i)
         if result[unsafe_offset=i] != expected:
             raise Error(
-                t"element {i} is {result[unsafe_offset=i]}, not {expected}; {g}"
+                t"element {i} is {result[unsafe_offset=i]}, not {expected}; {p}"
             )
     source.unsafe_free()
     w.unsafe_free()
@@ -393,27 +393,27 @@ def _weight_gradient[
 
 def _compare_wgrad[
     plain: Bool
-](g: ConvolutionProblem, enough: Int) raises -> Int:
-    var x = _filled(g.x_size(), 1)
-    var dy = _filled(g.y_size(), 2)
-    var result = _filled(g.w_size(), 3)
-    var band = choose_wgrad_band(g, enough)
-    for i in range(g.w_size()):
+](p: ConvolutionProblem, enough: Int) raises -> Int:
+    var x = _filled(p.x_size(), 1)
+    var dy = _filled(p.y_size(), 2)
+    var result = _filled(p.w_size(), 3)
+    var band = choose_wgrad_band(p, enough)
+    for i in range(p.w_size()):
         result[unsafe_offset=i] = 77
-    if g.c % PIECE == 0:
+    if p.c % PIECE == 0:
         _weight_gradient[PIECE, plain](result, x, dy, band)
     else:
         _weight_gradient[2, plain](result, x, dy, band)
-    for i in range(g.w_size()):
-        var expected = wgrad_element[E](x, dy, g, i)
+    for i in range(p.w_size()):
+        var expected = wgrad_element[E](x, dy, p, i)
         if result[unsafe_offset=i] != expected:
             raise Error(
-                t"element {i} is {result[unsafe_offset=i]}, not {expected}; {g}"
+                t"element {i} is {result[unsafe_offset=i]}, not {expected}; {p}"
             )
     x.unsafe_free()
     dy.unsafe_free()
     result.unsafe_free()
-    return g.w_size()
+    return p.w_size()
 
 
 def main() raises:

@@ -76,11 +76,11 @@ def source_line(phase: Phase, row: RowIndex, t: Int, r: Int) -> Int:
 
 def block_channels[
     dtype: DType
-](g: ConvolutionProblem, source_width: Int) -> Int:
+](p: ConvolutionProblem, source_width: Int) -> Int:
     """Returns the number of channels that are taken together: the source rows of one row of pixels, and one more, stay
     in the L1 cache."""
     comptime width = simd_width_of[accumulation_type[dtype]]()
-    var bytes = (g.t * g.r + 1) * source_width * size_of[dtype]()
+    var bytes = (p.t * p.r + 1) * source_width * size_of[dtype]()
     return max(1, ROWS_BYTES // max(1, bytes * width)) * width
 
 
@@ -448,26 +448,26 @@ def _pack_taps[
 ](
     packed: Ptr[accumulation_type[dtype]],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
 ):
     """Packs the phase's taps as [tap][member of the group][channel]."""
-    var pitch = g.taps() * group
-    var inner = g.channel_pitch()
+    var pitch = p.taps() * group
+    var inner = p.channel_pitch()
     for tap in range(phase.taps()):
-        var full = full_tap(g, phase, tap)
+        var full = full_tap(p, phase, tap)
         for j in range(group):
-            for c in range(g.c):
+            for c in range(p.c):
                 var at: Int
                 comptime if pass_ == FPROP:
-                    at = c * pitch + full * g.tap_pitch() + j * inner
+                    at = c * pitch + full * p.tap_pitch() + j * inner
                 else:
                     at = (
                         (c // group * group + j) * pitch
-                        + full * g.tap_pitch()
+                        + full * p.tap_pitch()
                         + c % group * inner
                     )
-                packed[unsafe_offset=(tap * group + j) * g.c + c] = w[
+                packed[unsafe_offset=(tap * group + j) * p.c + c] = w[
                     unsafe_offset=at
                 ].cast[accumulation_type[dtype]]()
 
@@ -479,7 +479,7 @@ def channelwise_cpu[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
 ):
     """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
@@ -487,18 +487,18 @@ def channelwise_cpu[
     comptime width = simd_width_of[acc_type]()
     var phases: List[Phase]
     comptime if pass_ == FPROP:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, group * g.c)
+        phases = gradient_phases(p, group * p.c)
     var packed = unsafe_alloc[Scalar[acc_type]](
-        max(1, g.taps() * group * g.c), alignment=64
+        max(1, p.taps() * group * p.c), alignment=64
     )
     for phase in phases:
         _pack_taps[dtype, pass_, group](
-            packed.unsafe_offset(phase.filter_offset), w, g, phase
+            packed.unsafe_offset(phase.filter_offset), w, p, phase
         )
     var workers = worker_count()
-    var most_lines = g.t * g.r
+    var most_lines = p.t * p.r
     var lines = unsafe_alloc[FilteredRow[dtype]](workers * most_lines)
     # Rows of the result in memory order, whatever phase they belong to: neighbours share source rows.
     var every = phases.unsafe_ptr()
@@ -509,12 +509,12 @@ def channelwise_cpu[
     var step_h = some.h.out_step
     var phases_h = min(step_h, extent_h)
     var phases_w = min(some.w.out_step, some.w.out_extent)
-    var block = block_channels[dtype](g, some.w.source)
+    var block = block_channels[dtype](p, some.w.source)
 
     @always_inline
     def task(worker: Int) {imm}:
         var mine = lines.unsafe_offset(worker * most_lines)
-        var rows = g.n * extent_d * extent_h
+        var rows = p.n * extent_d * extent_h
         var start = rows * worker // workers
         var stop = rows * (worker + 1) // workers
         while start < stop:
@@ -522,7 +522,7 @@ def channelwise_cpu[
             var end = min(stop, (start // extent_h + 1) * extent_h)
             var d = start // extent_h % extent_d
             var n = start // extent_h // extent_d
-            for c in range(0, g.c, block):
+            for c in range(0, p.c, block):
                 for index in range(start, end):
                     var h = index % extent_h
                     var first = (
@@ -538,8 +538,8 @@ def channelwise_cpu[
                             phase,
                             RowIndex(n, d // step_d, h // step_h),
                             c,
-                            min(g.c, c + block),
-                            g.c,
+                            min(p.c, c + block),
+                            p.c,
                         )
             start = end
 

@@ -187,30 +187,30 @@ def _wgrad_row[
 @no_inline
 def channelwise_wgrad_cpu[
     dtype: DType, group: Int
-](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], p: ConvolutionProblem):
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
-    var phase = forward_phases(g)[0]
+    var phase = forward_phases(p)[0]
     var workers = worker_count()
-    var size = g.taps() * group * g.c
+    var size = p.taps() * group * p.c
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, workers * size), alignment=64
     )
-    var lines = unsafe_alloc[FilteredRow[dtype]](workers * g.t * g.r)
-    var block = block_channels[dtype](g, g.w)
+    var lines = unsafe_alloc[FilteredRow[dtype]](workers * p.t * p.r)
+    var block = block_channels[dtype](p, p.w)
 
     @always_inline
     def task(worker: Int) {imm}:
         var sums = partials.unsafe_offset(worker * size)
-        var mine = lines.unsafe_offset(worker * g.t * g.r)
+        var mine = lines.unsafe_offset(worker * p.t * p.r)
         unsafe_memset_zero(sums, size)
-        var rows = g.n * g.o * g.p
+        var rows = p.n * p.o * p.p
         var start = rows * worker // workers
         var stop = rows * (worker + 1) // workers
         while start < stop:
             # The rows of one plane, for one block of channels after the other.
-            var end = min(stop, (start // g.p + 1) * g.p)
-            for c in range(0, g.c, block):
+            var end = min(stop, (start // p.p + 1) * p.p)
+            for c in range(0, p.c, block):
                 for index in range(start, end):
                     _wgrad_row[dtype, group](
                         sums,
@@ -220,20 +220,20 @@ def channelwise_wgrad_cpu[
                         phase,
                         row_of(index, phase),
                         c,
-                        min(g.c, c + block),
-                        g.c,
+                        min(p.c, c + block),
+                        p.c,
                     )
             start = end
 
     sync_parallelize(task, workers)
-    var taps = g.taps()
-    for c in range(g.c):
+    var taps = p.taps()
+    for c in range(p.c):
         for i in range(taps * group):
             var tap = i // group
-            var at = tap * g.tap_pitch() + i % group * g.channel_pitch()
+            var at = tap * p.tap_pitch() + i % group * p.channel_pitch()
             var total = Scalar[acc_type](0)
             for worker in range(workers):
-                total += partials[unsafe_offset=worker * size + i * g.c + c]
+                total += partials[unsafe_offset=worker * size + i * p.c + c]
             dw[unsafe_offset=c * taps * group + at] = total.cast[dtype]()
     lines.unsafe_free()
     partials.unsafe_free()

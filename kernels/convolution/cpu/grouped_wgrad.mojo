@@ -32,29 +32,29 @@ struct Patch(ImplicitlyCopyable, TrivialRegisterPassable):
     var w: Int
 
     @staticmethod
-    def of(g: ConvolutionProblem) -> Self:
+    def of(p: ConvolutionProblem) -> Self:
         return Self(
-            (g.o - 1) * g.stride_d + (g.t - 1) * g.dilation_d + 1,
-            (g.p - 1) * g.stride_h + (g.r - 1) * g.dilation_h + 1,
-            (g.q - 1) * g.stride_w + (g.s - 1) * g.dilation_w + 1,
+            (p.o - 1) * p.stride_d + (p.t - 1) * p.dilation_d + 1,
+            (p.p - 1) * p.stride_h + (p.r - 1) * p.dilation_h + 1,
+            (p.q - 1) * p.stride_w + (p.s - 1) * p.dilation_w + 1,
         )
 
     def pixels(self) -> Int:
         return self.d * self.h * self.w
 
 
-def _scratch_elements(g: ConvolutionProblem) -> Int:
+def _scratch_elements(p: ConvolutionProblem) -> Int:
     """Returns the elements of scratch memory of one worker: the patch, dy's copy and the group's sums.
     """
     return (
-        Patch.of(g).pixels() * g.group_c()
-        + g.o * g.p * g.q * g.group_k()
-        + g.taps() * g.group_k() * g.group_c()
+        Patch.of(p).pixels() * p.group_c()
+        + p.o * p.p * p.q * p.group_k()
+        + p.taps() * p.group_k() * p.group_c()
     )
 
 
-def patch_bytes[dtype: DType](g: ConvolutionProblem) -> Int:
-    return _scratch_elements(g) * size_of[accumulation_type[dtype]]()
+def patch_bytes[dtype: DType](p: ConvolutionProblem) -> Int:
+    return _scratch_elements(p) * size_of[accumulation_type[dtype]]()
 
 
 @no_inline
@@ -63,7 +63,7 @@ def _fill_patch[
 ](
     target: Ptr[accumulation_type[dtype]],
     image: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     patch: Patch,
 ):
     """Fills the patch of one group; `image` is the first of the group's channels of an image's first pixel.
@@ -71,19 +71,19 @@ def _fill_patch[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime step = vectors * width
-    var low = min(patch.w, g.pad_w)
-    var high = max(low, min(patch.w, g.w + g.pad_w))
+    var low = min(patch.w, p.pad_w)
+    var high = max(low, min(patch.w, p.w + p.pad_w))
     var at = target
     for a in range(patch.d):
-        var d = a - g.pad_d
+        var d = a - p.pad_d
         for b in range(patch.h):
-            var h = b - g.pad_h
-            if d < 0 or d >= g.d or h < 0 or h >= g.h:
+            var h = b - p.pad_h
+            if d < 0 or d >= p.d or h < 0 or h >= p.h:
                 unsafe_memset_zero(at, patch.w * step)
             else:
                 unsafe_memset_zero(at, low * step)
                 var source = image.unsafe_offset(
-                    ((d * g.h + h) * g.w + low - g.pad_w) * g.c
+                    ((d * p.h + h) * p.w + low - p.pad_w) * p.c
                 )
                 for w in range(low, high):
                     comptime for v in range(vectors):
@@ -92,7 +92,7 @@ def _fill_patch[
                             .unsafe_load[width=width]()
                             .cast[acc_type]()
                         )
-                    source = source.unsafe_offset(g.c)
+                    source = source.unsafe_offset(p.c)
                 unsafe_memset_zero(
                     at.unsafe_offset(high * step), (patch.w - high) * step
                 )
@@ -133,21 +133,23 @@ def _tap[
     pitch: Int,
     patch_at_tap: Ptr[acc_type],
     dy: Ptr[acc_type],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     patch: Patch,
 ):
     """Adds one image's part of dw for `rows` of dy's channels and one tap."""
     comptime width = simd_width_of[acc_type]()
     comptime step = vectors * width
     var acc = Array[SIMD[acc_type, width], rows * vectors](fill=0)
-    var kg = g.group_k()
+    var kg = problem.group_k()
     var gradient = dy
-    for o in range(g.o):
-        for p in range(g.p):
+    for o in range(problem.o):
+        for p in range(problem.p):
             var x = patch_at_tap.unsafe_offset(
-                (o * g.stride_d * patch.h + p * g.stride_h) * patch.w * step
+                (o * problem.stride_d * patch.h + p * problem.stride_h)
+                * patch.w
+                * step
             )
-            for _ in range(g.q):
+            for _ in range(problem.q):
                 var values = Array[SIMD[acc_type, width], vectors](fill=0)
                 comptime for v in range(vectors):
                     values[v] = x.unsafe_offset(v * width).unsafe_load[
@@ -162,7 +164,7 @@ def _tap[
                             values[v], acc[row * vectors + v]
                         )
                 gradient = gradient.unsafe_offset(kg)
-                x = x.unsafe_offset(g.stride_w * step)
+                x = x.unsafe_offset(problem.stride_w * step)
     comptime for row in range(rows):
         comptime for v in range(vectors):
             var target = sums.unsafe_offset(row * pitch + v * width)
@@ -178,7 +180,7 @@ def _group[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     group: Int,
     scratch: Ptr[accumulation_type[dtype]],
 ):
@@ -186,36 +188,36 @@ def _group[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime step = vectors * width
-    var kg = g.group_k()
-    var patch = Patch.of(g)
-    var pixels = g.o * g.p * g.q
+    var kg = p.group_k()
+    var patch = Patch.of(p)
+    var pixels = p.o * p.p * p.q
     var copy = scratch.unsafe_offset(patch.pixels() * step)
     var sums = copy.unsafe_offset(pixels * kg)
-    var pitch = g.taps() * step
+    var pitch = p.taps() * step
     unsafe_memset_zero(sums, kg * pitch)
-    for n in range(g.n):
+    for n in range(p.n):
         _fill_patch[dtype, vectors](
             scratch,
-            x.unsafe_offset(n * g.d * g.h * g.w * g.c + group * step),
-            g,
+            x.unsafe_offset(n * p.d * p.h * p.w * p.c + group * step),
+            p,
             patch,
         )
         _copy_gradient[dtype](
             copy,
-            dy.unsafe_offset(n * pixels * g.k + group * kg),
+            dy.unsafe_offset(n * pixels * p.k + group * kg),
             pixels,
             kg,
-            g.k,
+            p.k,
         )
-        for t in range(g.t):
-            for r in range(g.r):
-                for s in range(g.s):
-                    var tap = (t * g.r + r) * g.s + s
+        for t in range(p.t):
+            for r in range(p.r):
+                for s in range(p.s):
+                    var tap = (t * p.r + r) * p.s + s
                     var at = scratch.unsafe_offset(
                         (
-                            (t * g.dilation_d * patch.h + r * g.dilation_h)
+                            (t * p.dilation_d * patch.h + r * p.dilation_h)
                             * patch.w
-                            + s * g.dilation_w
+                            + s * p.dilation_w
                         )
                         * step
                     )
@@ -227,7 +229,7 @@ def _group[
                                 pitch,
                                 at,
                                 copy.unsafe_offset(row),
-                                g,
+                                p,
                                 patch,
                             )
                             row += rows
@@ -236,38 +238,38 @@ def _group[
         write_filter[dtype, acc_type](
             target.unsafe_offset(k * pitch),
             sums.unsafe_offset(k * pitch),
-            g.taps(),
+            p.taps(),
             step,
             step,
             step,
-            g.taps_inside,
+            p.taps_inside,
         )
 
 
 @no_inline
 def grouped_wgrad_cpu[
     dtype: DType
-](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], p: ConvolutionProblem):
     """Computes the weight gradient of the problems that `GroupedWgrad` takes.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()
-    var size = _scratch_elements(g)
+    var size = _scratch_elements(p)
     var scratch = unsafe_alloc[Scalar[acc_type]](workers * size, alignment=64)
 
     @always_inline
     def task(worker: Int) {imm}:
         for group in range(
-            g.groups * worker // workers, g.groups * (worker + 1) // workers
+            p.groups * worker // workers, p.groups * (worker + 1) // workers
         ):
             comptime for vectors in range(1, MAX_VECTORS + 1):
-                if g.group_c() == vectors * width:
+                if p.group_c() == vectors * width:
                     _group[dtype, vectors](
                         dw,
                         x,
                         dy,
-                        g,
+                        p,
                         group,
                         scratch.unsafe_offset(worker * size),
                     )

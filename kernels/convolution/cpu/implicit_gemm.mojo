@@ -262,12 +262,12 @@ def _rows[
 
 def packed_filter_elements[
     dtype: DType, pass_: Int
-](g: ConvolutionProblem) -> Int:
+](p: ConvolutionProblem) -> Int:
     comptime width = simd_width_of[accumulation_type[dtype]]()
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var columns = p.group_k() if pass_ == FPROP else p.group_c()
+    var depth = p.group_c() if pass_ == FPROP else p.group_k()
     var packed_depth = packed_length[dtype](depth)
-    return g.groups * g.taps() * packed_depth * _vectors(columns, width) * width
+    return p.groups * p.taps() * packed_depth * _vectors(columns, width) * width
 
 
 @no_inline
@@ -276,7 +276,7 @@ def pack_panel_part[
 ](
     panel: Ptr[packed_type[dtype]],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     group: Int,
     first_vector: Int,
@@ -286,22 +286,22 @@ def pack_panel_part[
     """Packs one of as many parts of a panel as the phase has taps."""
     comptime packed = packed_type[dtype]
     comptime width = simd_width_of[accumulation_type[dtype]]()
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
+    var depth = p.group_c() if pass_ == FPROP else p.group_k()
     var packed_depth = packed_length[dtype](depth)
     var taps = phase.taps()
     var columns = vectors * width
-    if g.taps_inside:
+    if p.taps_inside:
         # All taps of some channels, whose number is a whole one of pairs.
         comptime step = packed_length[dtype](1)
         var start = packed_depth // step * part // taps * step
         var stop = min(depth, packed_depth // step * (part + 1) // taps * step)
         comptime if pass_ == FPROP:
             pack_forward_taps_inside[dtype, packed, width](
-                panel, w, g, group, first_vector, vectors, start, stop
+                panel, w, p, group, first_vector, vectors, start, stop
             )
         else:
             pack_gradient_taps_inside[dtype, packed, width](
-                panel, w, g, phase, group, first_vector, vectors, start, stop
+                panel, w, p, phase, group, first_vector, vectors, start, stop
             )
         for tap in range(taps):
             pair_rows[dtype](
@@ -313,11 +313,11 @@ def pack_panel_part[
     var target = panel.unsafe_offset(part * packed_depth * columns)
     comptime if pass_ == FPROP:
         pack_forward[dtype, packed, width](
-            target, w, g, phase, group, first_vector, vectors, part
+            target, w, p, phase, group, first_vector, vectors, part
         )
     else:
         pack_gradient[dtype, packed, width](
-            target, w, g, phase, group, first_vector, vectors, part
+            target, w, p, phase, group, first_vector, vectors, part
         )
     pair_rows[dtype](target, depth, columns)
 
@@ -329,7 +329,7 @@ def implicit_gemm_cpu[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     pitch: Int = 0,
     epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
@@ -341,33 +341,33 @@ def implicit_gemm_cpu[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime forward = pass_ == FPROP
-    var channels = g.c if forward else g.k
-    var depth = g.group_c() if forward else g.group_k()
-    var columns = g.group_k() if forward else g.group_c()
+    var channels = p.c if forward else p.k
+    var depth = p.group_c() if forward else p.group_k()
+    var columns = p.group_k() if forward else p.group_c()
     var vectors = _vectors(columns, width)
     var panels = ceildiv(vectors, PANEL_VECTORS)
     var packed_depth = packed_length[dtype](depth)
-    var per_tap = g.groups * vectors * width * packed_depth
+    var per_tap = p.groups * vectors * width * packed_depth
     var phases: List[Phase]
     comptime if forward:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, per_tap)
+        phases = gradient_phases(p, per_tap)
     var most_taps = 0
     var most_rows = 0
     for phase in phases:
         most_taps = max(most_taps, phase.taps())
-        most_rows = max(most_rows, phase.rows(g.n))
+        most_rows = max(most_rows, phase.rows(p.n))
     if most_rows == 0:
         return
     var workers = worker_count()
     var by_panel = most_rows < 2 * workers * ROW_GRANULE and panels >= workers
     var share = most_rows if by_panel else ceildiv(most_rows, workers)
-    var step = g.stride_w if forward else 1
+    var step = p.stride_w if forward else 1
     var block = _block_rows(depth * size_of[dtype](), step, share)
 
     var packed = unsafe_alloc[Scalar[packed_type[dtype]]](
-        max(1, packed_filter_elements[dtype, pass_](g)), alignment=64
+        max(1, packed_filter_elements[dtype, pass_](p)), alignment=64
     )
     var zeros = unsafe_alloc[Scalar[dtype]](max(1, channels), alignment=64)
     for i in range(channels):
@@ -380,11 +380,11 @@ def implicit_gemm_cpu[
         source=source,
         zeros=zeros,
         filter=packed,
-        n=g.n,
-        groups=g.groups,
+        n=p.n,
+        groups=p.groups,
         channels=channels,
         pitch=pitch if pitch > 0 else channels,
-        result_channels=g.k if forward else g.c,
+        result_channels=p.k if forward else p.c,
         epilogue=epilogue,
     )
 
@@ -393,7 +393,7 @@ def implicit_gemm_cpu[
         var item = 0
         for phase in phases:
             var taps = phase.taps()
-            for group in range(g.groups):
+            for group in range(p.groups):
                 for panel in range(panels):
                     var first = panel * PANEL_VECTORS
                     var count = min(PANEL_VECTORS, vectors - first)
@@ -408,7 +408,7 @@ def implicit_gemm_cpu[
                         item += 1
                         if item % workers == worker:
                             pack_panel_part[dtype, pass_](
-                                base, w, g, phase, group, first, count, tap
+                                base, w, p, phase, group, first, count, tap
                             )
 
     @always_inline
@@ -421,7 +421,7 @@ def implicit_gemm_cpu[
                     ops,
                     phase,
                     0,
-                    phase.rows(g.n),
+                    phase.rows(p.n),
                     panels * worker // workers,
                     panels * (worker + 1) // workers,
                     table,
@@ -432,7 +432,7 @@ def implicit_gemm_cpu[
         # A block of every phase after the other: together they write one part of the result.
         for start in range(0, share + ROW_GRANULE, block):
             for phase in phases:
-                var rows = phase.rows(g.n)
+                var rows = phase.rows(p.n)
                 var granules = ceildiv(rows, ROW_GRANULE)
                 var first = granules * worker // workers * ROW_GRANULE + start
                 var last = granules * (worker + 1) // workers * ROW_GRANULE

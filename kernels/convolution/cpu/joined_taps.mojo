@@ -25,25 +25,25 @@ from .pack import swap_filter
 comptime COPY_BYTES = 1024 * 1024
 
 
-def _row_pixels(g: ConvolutionProblem) -> Int:
+def _row_pixels(p: ConvolutionProblem) -> Int:
     """Returns the pixels of a row of the copy: those that windows read."""
-    return (g.q - 1) * g.stride_w + g.s
+    return (p.q - 1) * p.stride_w + p.s
 
 
 @no_inline
 def _copy_padded[
     dtype: DType
-](target: Ptr[dtype], x: Ptr[dtype], g: ConvolutionProblem):
+](target: Ptr[dtype], x: Ptr[dtype], p: ConvolutionProblem):
     """Copies every row of x, with its padding along W."""
-    var pitch = _row_pixels(g) * g.c
+    var pitch = _row_pixels(p) * p.c
     # Values of a row of the copy that lie inside x.
-    var low = min(g.pad_w * g.c, pitch)
-    var high = max(low, min(pitch, (g.pad_w + g.w) * g.c))
+    var low = min(p.pad_w * p.c, pitch)
+    var high = max(low, min(pitch, (p.pad_w + p.w) * p.c))
     var workers = worker_count()
 
     @always_inline
     def task(worker: Int) {imm}:
-        var rows = g.n * g.d * g.h
+        var rows = p.n * p.d * p.h
         for row in range(
             rows * worker // workers, rows * (worker + 1) // workers
         ):
@@ -51,7 +51,7 @@ def _copy_padded[
             unsafe_memset_zero(line, low)
             unsafe_memcpy(
                 dest=line.unsafe_offset(low),
-                src=x.unsafe_offset(row * g.w * g.c),
+                src=x.unsafe_offset(row * p.w * p.c),
                 count=high - low,
             )
             unsafe_memset_zero(line.unsafe_offset(high), pitch - high)
@@ -70,28 +70,28 @@ def joined_taps_cpu[
     epilogue: EpilogueCallback = NO_EPILOGUE,
 ):
     """Computes the forward pass of the problems that `JoinedTaps` takes."""
-    var g = given
-    var row = _row_pixels(g)
-    var image = g.d * g.h * row * g.c
+    var joined = given
+    var row = _row_pixels(joined)
+    var image = joined.d * joined.h * row * joined.c
     var together = max(
-        1, min(g.n, COPY_BYTES // max(1, image * size_of[dtype]()))
+        1, min(joined.n, COPY_BYTES // max(1, image * size_of[dtype]()))
     )
     var copy = unsafe_alloc[Scalar[dtype]](
         max(1, together * image), alignment=64
     )
     var filter = w
     if given.taps_inside:
-        filter = unsafe_alloc[Scalar[dtype]](g.w_size(), alignment=64)
-        swap_filter(filter, w, g.k, given.c, given.taps())
-    g.w = row
-    g.pad_w = 0
-    g.c = g.s * given.c
-    g.s = 1
-    g.taps_inside = False
+        filter = unsafe_alloc[Scalar[dtype]](joined.w_size(), alignment=64)
+        swap_filter(filter, w, joined.k, given.c, given.taps())
+    joined.w = row
+    joined.pad_w = 0
+    joined.c = joined.s * given.c
+    joined.s = 1
+    joined.taps_inside = False
     for first in range(0, given.n, together):
         var part = given
         part.n = min(together, given.n - first)
-        g.n = part.n
+        joined.n = part.n
         _copy_padded(
             copy,
             x.unsafe_offset(first * given.d * given.h * given.w * given.c),
@@ -102,7 +102,7 @@ def joined_taps_cpu[
             y.unsafe_offset(start),
             copy,
             filter,
-            g,
+            joined,
             given.c,
             epilogue.from_element(start),
         )

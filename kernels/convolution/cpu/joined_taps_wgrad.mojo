@@ -45,10 +45,10 @@ struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
     """Output channels, rounded up to whole tiles."""
 
     @staticmethod
-    def of[dtype: DType](g: ConvolutionProblem) -> Self:
+    def of[dtype: DType](p: ConvolutionProblem) -> Self:
         comptime width = simd_width_of[accumulation_type[dtype]]()
-        var run = g.s * g.c
-        var lines = g.t * g.r
+        var run = p.s * p.c
+        var lines = p.t * p.r
         var pitch = ceildiv(run * lines, width) * width
         var fit = BLOCK_BYTES // (pitch * size_of[packed_type[dtype]]())
         return Self(
@@ -56,7 +56,7 @@ struct _Sizes(ImplicitlyCopyable, TrivialRegisterPassable):
             lines,
             pitch,
             max(8, min(MAX_PIXELS, fit // 2 * 2)),
-            ceildiv(g.k, TILE_ROWS) * TILE_ROWS,
+            ceildiv(p.k, TILE_ROWS) * TILE_ROWS,
         )
 
     def columns[dtype: DType](self) -> Int:
@@ -77,7 +77,7 @@ def _pack_columns[
     packed: Ptr[packed_type[dtype]],
     x: Ptr[dtype],
     lines: MutPointer[Int, MutUntrackedOrigin],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     sizes: _Sizes,
     first: Int,
     count: Int,
@@ -86,19 +86,25 @@ def _pack_columns[
     """
     comptime width = simd_width_of[accumulation_type[dtype]]()
     comptime packed_dtype = packed_type[dtype]
-    var step = g.stride_w * g.c
-    var row_size = g.w * g.c
+    var step = problem.stride_w * problem.c
+    var row_size = problem.w * problem.c
     # Where whole vectors of a row of taps may be read.
-    var end = g.x_size() - vectors * width
+    var end = problem.x_size() - vectors * width
     # Pixels whose taps all lie in their row.
-    var low = min(g.q, ceildiv(g.pad_w, g.stride_w))
-    var high = max(low, min(g.q, (g.w - g.s + g.pad_w) // g.stride_w + 1))
-    var q = first % g.q
-    var rest = first // g.q
-    var p = rest % g.p
-    rest //= g.p
-    var o = rest % g.o
-    var n = rest // g.o
+    var low = min(problem.q, ceildiv(problem.pad_w, problem.stride_w))
+    var high = max(
+        low,
+        min(
+            problem.q,
+            (problem.w - problem.s + problem.pad_w) // problem.stride_w + 1,
+        ),
+    )
+    var q = first % problem.q
+    var rest = first // problem.q
+    var p = rest % problem.p
+    rest //= problem.p
+    var o = rest % problem.o
+    var n = rest // problem.o
     var target = packed
     var m = 0
 
@@ -112,19 +118,25 @@ def _pack_columns[
             target[unsafe_offset=i] = value
 
     while m < count:
-        var run = min(g.q - q, count - m)
+        var run = min(problem.q - q, count - m)
         var last_line = 0
-        for t in range(g.t):
-            var d = o * g.stride_d + t * g.dilation_d - g.pad_d
-            for r in range(g.r):
-                var h = p * g.stride_h + r * g.dilation_h - g.pad_h
+        for t in range(problem.t):
+            var d = (
+                o * problem.stride_d + t * problem.dilation_d - problem.pad_d
+            )
+            for r in range(problem.r):
+                var h = (
+                    p * problem.stride_h
+                    + r * problem.dilation_h
+                    - problem.pad_h
+                )
                 var line = -1
-                if d >= 0 and d < g.d and h >= 0 and h < g.h:
-                    line = ((n * g.d + d) * g.h + h) * row_size
+                if d >= 0 and d < problem.d and h >= 0 and h < problem.h:
+                    line = ((n * problem.d + d) * problem.h + h) * row_size
                     last_line = max(last_line, line)
-                lines[unsafe_offset=t * g.r + r] = line
+                lines[unsafe_offset=t * problem.r + r] = line
         for i in range(q, q + run):
-            var column = i * step - g.pad_w * g.c
+            var column = i * step - problem.pad_w * problem.c
             var whole = i >= low and i < high and last_line + column <= end
             for number in range(sizes.lines):
                 var to = target.unsafe_offset(number * sizes.run)
@@ -145,10 +157,10 @@ def _pack_columns[
         m += run
         q = 0
         p += 1
-        if p == g.p:
+        if p == problem.p:
             p = 0
             o += 1
-            if o == g.o:
+            if o == problem.o:
                 o = 0
                 n += 1
 
@@ -214,7 +226,7 @@ def _slice[
     x: Ptr[dtype],
     lines: MutPointer[Int, MutUntrackedOrigin],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     sizes: _Sizes,
     first: Int,
     last: Int,
@@ -226,12 +238,12 @@ def _slice[
     for pixel in range(first, last, sizes.block):
         var count = min(sizes.block, last - pixel)
         var stored = packed_length[dtype](count)
-        pack_gradient_rows[dtype](packed_dy, dy, g.k, g.k, pixel, count)
+        pack_gradient_rows[dtype](packed_dy, dy, p.k, p.k, pixel, count)
         var columns = operands
         comptime for vectors in range(1, MAX_VECTORS + 1):
             if ceildiv(sizes.run, width) == vectors:
                 _pack_columns[dtype, vectors](
-                    columns, x, lines, g, sizes, pixel, count
+                    columns, x, lines, p, sizes, pixel, count
                 )
         comptime if has_pairs[dtype]:
             columns = operands.unsafe_offset(sizes.columns[dtype]() // 2)
@@ -260,20 +272,20 @@ def _slice[
 @no_inline
 def joined_taps_wgrad_cpu[
     dtype: DType
-](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], p: ConvolutionProblem):
     """Computes the weight gradient of the problems that `JoinedTapsWgrad` takes; workers share the pixels, and their
     sums are added in order."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()
-    var sizes = _Sizes.of[dtype](g)
+    var sizes = _Sizes.of[dtype](p)
     var operands = unsafe_alloc[Scalar[packed_type[dtype]]](
         workers * sizes.operands[dtype](), alignment=64
     )
     var tile = sizes.rows * sizes.pitch
     var all_sums = unsafe_alloc[Scalar[acc_type]](workers * tile, alignment=64)
     var all_lines = unsafe_alloc[Int](workers * sizes.lines)
-    var pixels = g.output_pixels()
+    var pixels = p.output_pixels()
 
     @always_inline
     def reduce(worker: Int) {imm}:
@@ -283,27 +295,27 @@ def joined_taps_wgrad_cpu[
             x,
             all_lines.unsafe_offset(worker * sizes.lines),
             dy,
-            g,
+            p,
             sizes,
             pixels * worker // workers,
             pixels * (worker + 1) // workers,
         )
 
     sync_parallelize(reduce, workers)
-    for k in range(g.k):
+    for k in range(p.k):
         var total = all_sums.unsafe_offset(k * sizes.pitch)
         for worker in range(1, workers):
             var other = total.unsafe_offset(worker * tile)
             for i in range(sizes.pitch):
                 total[unsafe_offset=i] += other[unsafe_offset=i]
         write_filter[dtype, acc_type](
-            dw.unsafe_offset(k * g.taps() * g.c),
+            dw.unsafe_offset(k * p.taps() * p.c),
             total,
-            g.taps(),
-            g.c,
-            g.c,
-            g.c,
-            g.taps_inside,
+            p.taps(),
+            p.c,
+            p.c,
+            p.c,
+            p.taps_inside,
         )
     all_lines.unsafe_free()
     all_sums.unsafe_free()

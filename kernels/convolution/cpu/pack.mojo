@@ -82,7 +82,7 @@ def pack_forward[
 ](
     packed: Ptr[acc_type],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     group: Int,
     first_vector: Int,
@@ -91,13 +91,13 @@ def pack_forward[
 ):
     """Packs one tap of one panel: packed[c][column] = w[k][tap][c], columns being output channels.
     """
-    var cg = g.group_c()
-    var kg = g.group_k()
-    var pitch = g.taps() * cg
+    var cg = p.group_c()
+    var kg = p.group_k()
+    var pitch = p.taps() * cg
     var columns = vectors * width
     var source = w.unsafe_offset(
         (group * kg + first_vector * width) * pitch
-        + full_tap(g, phase, tap) * cg
+        + full_tap(p, phase, tap) * cg
     )
     var full = min(vectors, (kg - first_vector * width) // width)
     var c = 0
@@ -137,7 +137,7 @@ def pack_gradient[
 ](
     packed: Ptr[acc_type],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     group: Int,
     first_vector: Int,
@@ -146,12 +146,12 @@ def pack_gradient[
 ):
     """Packs one tap of one panel: packed[k][column] = w[k][tap][c], columns being input channels.
     """
-    var cg = g.group_c()
-    var kg = g.group_k()
-    var pitch = g.taps() * cg
+    var cg = p.group_c()
+    var kg = p.group_k()
+    var pitch = p.taps() * cg
     var columns = vectors * width
     var source = w.unsafe_offset(
-        group * kg * pitch + full_tap(g, phase, tap) * cg + first_vector * width
+        group * kg * pitch + full_tap(p, phase, tap) * cg + first_vector * width
     )
     var left = cg - first_vector * width
     for k in range(kg):
@@ -180,7 +180,7 @@ def pack_forward_taps_inside[
 ](
     packed: Ptr[acc_type],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     group: Int,
     first_vector: Int,
     vectors: Int,
@@ -189,11 +189,11 @@ def pack_forward_taps_inside[
 ):
     """Packs some channels of a whole panel: packed[tap][c][column] = w[k][c][tap], columns being output channels.
     """
-    var kg = g.group_k()
-    var taps = g.taps()
-    var pitch = taps * g.group_c()
+    var kg = p.group_k()
+    var taps = p.taps()
+    var pitch = taps * p.group_c()
     var columns = vectors * width
-    var tap_size = packed_length[dtype](g.group_c()) * columns
+    var tap_size = packed_length[dtype](p.group_c()) * columns
     var source = w.unsafe_offset((group * kg + first_vector * width) * pitch)
     var full = max(0, min(vectors, (kg - first_vector * width) // width))
     var j = first_channel * taps
@@ -245,7 +245,7 @@ def pack_gradient_taps_inside[
 ](
     packed: Ptr[acc_type],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     group: Int,
     first_vector: Int,
@@ -257,17 +257,17 @@ def pack_gradient_taps_inside[
     """
     # A few filters' part of the panel stays in the L1 cache from tap to tap.
     comptime FILTERS = 8
-    var kg = g.group_k()
-    var taps = g.taps()
-    var pitch = taps * g.group_c()
+    var kg = p.group_k()
+    var taps = p.taps()
+    var pitch = taps * p.group_c()
     var columns = vectors * width
-    var lanes = min(columns, g.group_c() - first_vector * width)
+    var lanes = min(columns, p.group_c() - first_vector * width)
     var source = w.unsafe_offset(
         group * kg * pitch + first_vector * width * taps
     )
     for start in range(first_k, last_k, FILTERS):
         for tap in range(phase.taps()):
-            var base = source.unsafe_offset(full_tap(g, phase, tap))
+            var base = source.unsafe_offset(full_tap(p, phase, tap))
             for k in range(start, min(start + FILTERS, last_k)):
                 var target = packed.unsafe_offset(
                     (tap * packed_length[dtype](kg) + k) * columns

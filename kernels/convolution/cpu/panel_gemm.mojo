@@ -134,43 +134,43 @@ def panel_gemm_cpu[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
 ):
     """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx) of the problems that
     `PanelGemm` takes."""
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime forward = pass_ == FPROP
-    var channels = g.c if forward else g.k
-    var depth = g.group_c() if forward else g.group_k()
-    var columns = g.group_k() if forward else g.group_c()
+    var channels = p.c if forward else p.k
+    var depth = p.group_c() if forward else p.group_k()
+    var columns = p.group_k() if forward else p.group_c()
     var vectors = ceildiv(columns, width)
     var panels = ceildiv(vectors, PANEL_VECTORS)
     # One tap of a whole panel.
     var tap_size = PANEL_VECTORS * width * packed_length[dtype](depth)
     var phases: List[Phase]
     comptime if forward:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, tap_size)
-    var by_position = _by_position(phases, g.n)
+        phases = gradient_phases(p, tap_size)
+    var by_position = _by_position(phases, p.n)
     var units = List[PhaseRows]()
     var most_rows = 0
     var most_taps = 0
     for number in range(len(phases)):
         var phase = phases[number]
         most_taps = max(most_taps, phase.taps())
-        most_rows = max(most_rows, phase.rows(g.n))
-        if phase.rows(g.n) > 0:
+        most_rows = max(most_rows, phase.rows(p.n))
+        if phase.rows(p.n) > 0:
             for unit in range(phase.rows(1) if by_position else 1):
                 units.append(PhaseRows(number, unit))
     if most_rows == 0:
         return
     if by_position:
-        most_rows = g.n
+        most_rows = p.n
     var pitch = ceildiv(most_rows, ROW_GRANULE) * ROW_GRANULE
     var workers = worker_count()
-    var panel_size = tap_size * g.taps()
+    var panel_size = tap_size * p.taps()
     var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         max(1, workers * panel_size), alignment=64
     )
@@ -185,11 +185,11 @@ def panel_gemm_cpu[
         source=source,
         zeros=zeros,
         filter=buffers,
-        n=g.n,
-        groups=g.groups,
+        n=p.n,
+        groups=p.groups,
         channels=channels,
         pitch=channels,
-        result_channels=g.k if forward else g.c,
+        result_channels=p.k if forward else p.c,
         epilogue=NO_EPILOGUE,
     )
     var every = phases.unsafe_ptr()
@@ -218,14 +218,14 @@ def panel_gemm_cpu[
                 ops,
                 phase,
                 0,
-                phase.rows(g.n),
+                phase.rows(p.n),
                 pitch,
             )
 
     @always_inline
     def task(worker: Int) {imm}:
         var data = buffers.unsafe_offset(worker * panel_size)
-        var items = g.groups * panels
+        var items = p.groups * panels
         for item in range(
             items * worker // workers, items * (worker + 1) // workers
         ):
@@ -237,7 +237,7 @@ def panel_gemm_cpu[
                     pack_panel_part[dtype, pass_](
                         data.unsafe_offset(phase.filter_offset),
                         w,
-                        g,
+                        p,
                         phase,
                         group,
                         first,
@@ -259,7 +259,7 @@ def panel_gemm_cpu[
                             results,
                             live.unsafe_offset(1),
                             live[],
-                            g.n if by_position else phase.rows(g.n),
+                            p.n if by_position else phase.rows(p.n),
                             pitch,
                             group * depth,
                             group * columns + column,

@@ -69,18 +69,18 @@ def _live(axis: PhaseAxis) -> Int:
     return count
 
 
-def _by_position[dtype: DType](g: ConvolutionProblem) -> Bool:
+def _by_position[dtype: DType](p: ConvolutionProblem) -> Bool:
     comptime if has_pairs[dtype]:
         # Pairs of pixels must not cross positions.
-        if g.n % 2 == 1:
+        if p.n % 2 == 1:
             return False
-    var phase = forward_phases(g)[0]
+    var phase = forward_phases(p)[0]
     var live = _live(phase.d) * _live(phase.h) * _live(phase.w)
-    var positions = g.o * g.p * g.q
+    var positions = p.o * p.p * p.q
     return (
-        positions * g.n <= MAX_POSITION_PIXELS
-        and g.n >= MIN_IMAGES
-        and 5 * live < 4 * positions * g.taps()
+        positions * p.n <= MAX_POSITION_PIXELS
+        and p.n >= MIN_IMAGES
+        and 5 * live < 4 * positions * p.taps()
     )
 
 
@@ -96,21 +96,21 @@ struct Tiles(ImplicitlyCopyable, TrivialRegisterPassable):
     var blocks: Int
 
     @staticmethod
-    def of[width: Int, bytes: Int](g: ConvolutionProblem) -> Self:
-        var vectors = ceildiv(g.group_c(), width)
+    def of[width: Int, bytes: Int](p: ConvolutionProblem) -> Self:
+        var vectors = ceildiv(p.group_c(), width)
         # Whole register tiles, three of them where there is one tap: dy is packed anew for each part.
-        var wide = TILE_VECTORS * max(1, 3 // g.taps())
+        var wide = TILE_VECTORS * max(1, 3 // p.taps())
         var parts = ceildiv(vectors, wide)
         var most = ceildiv(vectors, parts)
-        var line = g.taps() * most * width * bytes
+        var line = p.taps() * most * width * bytes
         var fit = max(1, SUMS_BYTES // line // TILE_ROWS) * TILE_ROWS
         # Enough tiles for every worker to have two.
         var blocks = max(
-            ceildiv(g.group_k(), fit),
-            ceildiv(2 * worker_count(), g.groups * parts),
+            ceildiv(p.group_k(), fit),
+            ceildiv(2 * worker_count(), p.groups * parts),
         )
-        var rows = ceildiv(ceildiv(g.group_k(), blocks), TILE_ROWS) * TILE_ROWS
-        return Self(vectors, parts, rows, ceildiv(g.group_k(), rows))
+        var rows = ceildiv(ceildiv(p.group_k(), blocks), TILE_ROWS) * TILE_ROWS
+        return Self(vectors, parts, rows, ceildiv(p.group_k(), rows))
 
     def most_vectors(self) -> Int:
         return ceildiv(self.vectors, self.parts)
@@ -153,7 +153,7 @@ def _pack_gradient[
 ](
     packed: Ptr[acc_type],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     channels: Int,
     pixel: Int,
     count: Int,
@@ -166,22 +166,22 @@ def _pack_gradient[
         var target = packed.unsafe_offset(first * stored)
         var lanes = min(TILE_ROWS, channels - first)
         if by_position:
-            var positions = g.o * g.p * g.q
+            var positions = p.o * p.p * p.q
             for position in range(positions):
                 _copy_pixels[dtype, acc_type, TILE_ROWS, 1](
-                    target.unsafe_offset(position * g.n * TILE_ROWS),
+                    target.unsafe_offset(position * p.n * TILE_ROWS),
                     TILE_ROWS,
-                    dy.unsafe_offset(position * g.k + first),
-                    positions * g.k,
-                    g.n,
+                    dy.unsafe_offset(position * p.k + first),
+                    positions * p.k,
+                    p.n,
                     lanes,
                 )
         else:
             _copy_pixels[dtype, acc_type, TILE_ROWS, 1](
                 target,
                 TILE_ROWS,
-                dy.unsafe_offset(pixel * g.k + first),
-                g.k,
+                dy.unsafe_offset(pixel * p.k + first),
+                p.k,
                 count,
                 lanes,
             )
@@ -202,11 +202,11 @@ struct Tap(ImplicitlyCopyable, TrivialRegisterPassable):
     var shift_w: Int
 
     @staticmethod
-    def of(g: ConvolutionProblem, tap: Int) -> Self:
-        var phase = forward_phases(g)[0]
-        var s = tap % g.s
-        var r = tap // g.s % g.r
-        var t = tap // g.s // g.r
+    def of(p: ConvolutionProblem, tap: Int) -> Self:
+        var phase = forward_phases(p)[0]
+        var s = tap % p.s
+        var r = tap // p.s % p.r
+        var t = tap // p.s // p.r
         return Self(
             Inside.of(phase.d, t),
             Inside.of(phase.h, r),
@@ -223,7 +223,7 @@ def _pack_block[
 ](
     packed: Ptr[acc_type],
     x: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     tap: Tap,
     pixel: Int,
     count: Int,
@@ -232,16 +232,16 @@ def _pack_block[
     """Packs the values that the tap reads for pixels [pixel, pixel + count), zero in the padding; returns False if all
     of it is padding."""
     comptime pitch = vectors * width
-    var q = pixel % g.q
-    var rest = pixel // g.q
-    var p = rest % g.p
-    rest //= g.p
-    var o = rest % g.o
-    var n = rest // g.o
+    var q = pixel % problem.q
+    var rest = pixel // problem.q
+    var p = rest % problem.p
+    rest //= problem.p
+    var o = rest % problem.o
+    var n = rest // problem.o
     var m = 0
     var any = False
     while m < count:
-        var run = min(g.q - q, count - m)
+        var run = min(problem.q - q, count - m)
         var low = run
         var high = run
         if o >= tap.d.low and o < tap.d.high:
@@ -251,15 +251,18 @@ def _pack_block[
         var target = packed.unsafe_offset(m * pitch)
         if high > low:
             any = True
-            var d = o * g.stride_d + tap.shift_d
-            var h = p * g.stride_h + tap.shift_h
-            var w = (q + low) * g.stride_w + tap.shift_w
+            var d = o * problem.stride_d + tap.shift_d
+            var h = p * problem.stride_h + tap.shift_h
+            var w = (q + low) * problem.stride_w + tap.shift_w
             unsafe_memset_zero(target, low * pitch)
             _copy_pixels[dtype, acc_type, width, vectors](
                 target.unsafe_offset(low * pitch),
                 pitch,
-                x.unsafe_offset((((n * g.d + d) * g.h + h) * g.w + w) * g.c),
-                g.stride_w * g.c,
+                x.unsafe_offset(
+                    (((n * problem.d + d) * problem.h + h) * problem.w + w)
+                    * problem.c
+                ),
+                problem.stride_w * problem.c,
                 high - low,
                 lanes,
             )
@@ -271,10 +274,10 @@ def _pack_block[
         m += run
         q = 0
         p += 1
-        if p == g.p:
+        if p == problem.p:
             p = 0
             o += 1
-            if o == g.o:
+            if o == problem.o:
                 o = 0
                 n += 1
     return any
@@ -286,7 +289,7 @@ def _pack_positions[
 ](
     packed: Ptr[acc_type],
     x: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     tap: Tap,
     runs: MutPointer[Int, MutUntrackedOrigin],
     lanes: Int,
@@ -295,28 +298,30 @@ def _pack_positions[
     each run of dy's pixels that it meets. Returns the number of runs."""
     comptime pitch = vectors * width
     var target = packed
-    var image = g.d * g.h * g.w * g.c
+    var image = problem.d * problem.h * problem.w * problem.c
     var count = 0
     for o in range(tap.d.low, tap.d.high):
-        var d = o * g.stride_d + tap.shift_d
+        var d = o * problem.stride_d + tap.shift_d
         for p in range(tap.h.low, tap.h.high):
-            var h = p * g.stride_h + tap.shift_h
+            var h = p * problem.stride_h + tap.shift_h
             for q in range(tap.w.low, tap.w.high):
-                var w = q * g.stride_w + tap.shift_w
+                var w = q * problem.stride_w + tap.shift_w
                 _copy_pixels[dtype, acc_type, width, vectors](
                     target,
                     pitch,
-                    x.unsafe_offset(((d * g.h + h) * g.w + w) * g.c),
+                    x.unsafe_offset(
+                        ((d * problem.h + h) * problem.w + w) * problem.c
+                    ),
                     image,
-                    g.n,
+                    problem.n,
                     lanes,
                 )
-                target = target.unsafe_offset(g.n * pitch)
+                target = target.unsafe_offset(problem.n * pitch)
             if tap.w.count() > 0:
                 runs[unsafe_offset=2 * count] = (
-                    (o * g.p + p) * g.q + tap.w.low
-                ) * g.n
-                runs[unsafe_offset=2 * count + 1] = tap.w.count() * g.n
+                    (o * problem.p + p) * problem.q + tap.w.low
+                ) * problem.n
+                runs[unsafe_offset=2 * count + 1] = tap.w.count() * problem.n
                 count += 1
     return count
 
@@ -362,7 +367,7 @@ def _taps[
     packed_dy: Ptr[packed_type[dtype]],
     packed_x: Ptr[packed_type[dtype]],
     runs: MutPointer[Int, MutUntrackedOrigin],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     rows: Int,
     pixel: Int,
     count: Int,
@@ -375,26 +380,26 @@ def _taps[
     comptime width = simd_width_of[acc_type]()
     comptime packed = packed_type[dtype]
     var stored = packed_length[dtype](count)
-    for number in range(g.taps()):
-        var tap = Tap.of(g, number)
+    for number in range(p.taps()):
+        var tap = Tap.of(p, number)
         var run_count: Int
         if by_position:
             run_count = _pack_positions[dtype, packed, width, vectors](
-                packed_x, x, g, tap, runs, lanes
+                packed_x, x, p, tap, runs, lanes
             )
         else:
             runs[unsafe_offset=0] = 0
             runs[unsafe_offset=1] = stored
             run_count = Int(
                 _pack_block[dtype, packed, width, vectors](
-                    packed_x, x, g, tap, pixel, count, lanes
+                    packed_x, x, p, tap, pixel, count, lanes
                 )
             )
         if run_count == 0:
             continue
         var length = count
         if by_position:
-            length = tap.d.count() * tap.h.count() * tap.w.count() * g.n
+            length = tap.d.count() * tap.h.count() * tap.w.count() * p.n
         pair_rows[dtype](packed_x, length, vectors * width)
         for row in range(0, rows, TILE_ROWS):
             _tile[dtype, acc_type, width, vectors](
@@ -410,30 +415,30 @@ def _taps[
 @no_inline
 def resident_wgrad_cpu[
     dtype: DType
-](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], p: ConvolutionProblem):
     """Computes the weight gradient of the problems that `ResidentWgrad` takes; workers share the tiles of dw.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     var workers = worker_count()
-    var tiles = Tiles.of[width, size_of[acc_type]()](g)
-    var by_position = _by_position[dtype](g)
-    var pixels = g.output_pixels()
+    var tiles = Tiles.of[width, size_of[acc_type]()](p)
+    var by_position = _by_position[dtype](p)
+    var pixels = p.output_pixels()
     var block = pixels if by_position else BLOCK_PIXELS
     # Pixels of x and of dy, and a tile of dw.
     var operands = packed_length[dtype](block) * (
         TILE_VECTORS * width + tiles.rows
     )
-    var tile = tiles.rows * g.taps() * tiles.most_vectors() * width
+    var tile = tiles.rows * p.taps() * tiles.most_vectors() * width
     var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         workers * operands, alignment=64
     )
     var all_sums = unsafe_alloc[Scalar[acc_type]](workers * tile, alignment=64)
-    var most_runs = 2 * max(1, g.o * g.p)
+    var most_runs = 2 * max(1, p.o * p.p)
     var all_runs = unsafe_alloc[Int](workers * most_runs)
-    var taps = g.taps()
-    var kg = g.group_k()
-    var cg = g.group_c()
+    var taps = p.taps()
+    var kg = p.group_k()
+    var cg = p.group_c()
 
     @always_inline
     def task(worker: Int) {imm}:
@@ -443,7 +448,7 @@ def resident_wgrad_cpu[
         )
         var sums = all_sums.unsafe_offset(worker * tile)
         var runs = all_runs.unsafe_offset(worker * most_runs)
-        var items = g.groups * tiles.parts * tiles.blocks
+        var items = p.groups * tiles.parts * tiles.blocks
         for item in range(
             items * worker // workers, items * (worker + 1) // workers
         ):
@@ -461,7 +466,7 @@ def resident_wgrad_cpu[
                 _pack_gradient[dtype, packed_type[dtype]](
                     packed_dy,
                     dy.unsafe_offset(group * kg + k),
-                    g,
+                    p,
                     rows,
                     pixel,
                     count,
@@ -480,7 +485,7 @@ def resident_wgrad_cpu[
                                 packed_dy,
                                 packed_x,
                                 runs,
-                                g,
+                                p,
                                 rows,
                                 pixel,
                                 count,
@@ -492,14 +497,14 @@ def resident_wgrad_cpu[
                 write_filter[dtype, acc_type](
                     dw.unsafe_offset(
                         (group * kg + k + row) * taps * cg
-                        + first * width * g.channel_pitch()
+                        + first * width * p.channel_pitch()
                     ),
                     sums.unsafe_offset(row * pitch),
                     taps,
                     channels,
                     tap_pitch,
                     cg,
-                    g.taps_inside,
+                    p.taps_inside,
                 )
 
     sync_parallelize(task, workers)
@@ -510,12 +515,12 @@ def resident_wgrad_cpu[
 
 def _scratch_elements[
     width: Int
-](g: ConvolutionProblem, tiles: Tiles, block: Int) -> Int:
+](p: ConvolutionProblem, tiles: Tiles, block: Int) -> Int:
     """Returns the elements of scratch memory of one worker: packed pixels of x and of dy, and a tile of dw.
     """
     return (
         block * (TILE_VECTORS * width + tiles.rows)
-        + tiles.rows * g.taps() * tiles.most_vectors() * width
+        + tiles.rows * p.taps() * tiles.most_vectors() * width
     )
 
 

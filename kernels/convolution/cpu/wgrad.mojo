@@ -52,11 +52,11 @@ struct Runs(ImplicitlyCopyable, TrivialRegisterPassable):
     var merged: Bool
 
 
-def _runs(g: ConvolutionProblem) -> Runs:
-    var merged = g.dilation_w == 1 and g.groups == 1
+def _runs(p: ConvolutionProblem) -> Runs:
+    var merged = p.dilation_w == 1 and p.groups == 1
     if merged:
-        return Runs(g.s * g.c, g.t * g.r, True)
-    return Runs(g.group_c(), g.taps(), False)
+        return Runs(p.s * p.c, p.t * p.r, True)
+    return Runs(p.group_c(), p.taps(), False)
 
 
 @always_inline
@@ -140,7 +140,7 @@ def _pack_columns[
 ](
     packed: Ptr[acc_type],
     x: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     runs: Runs,
     group: Int,
     pixel: Int,
@@ -166,46 +166,50 @@ def _pack_columns[
         var r: Int
         var t: Int
         if runs.merged:
-            r = run % g.r
-            t = run // g.r
+            r = run % problem.r
+            t = run // problem.r
         else:
-            s = run % g.s
-            r = run // g.s % g.r
-            t = run // g.s // g.r
-        var q = pixel % g.q
-        var rest = pixel // g.q
-        var p = rest % g.p
-        rest //= g.p
-        var o = rest % g.o
-        var n = rest // g.o
+            s = run % problem.s
+            r = run // problem.s % problem.r
+            t = run // problem.s // problem.r
+        var q = pixel % problem.q
+        var rest = pixel // problem.q
+        var p = rest % problem.p
+        rest //= problem.p
+        var o = rest % problem.o
+        var n = rest // problem.o
         # The columns of W whose pixels hold the whole span, where their row lies inside.
         var first_whole = 0
-        var last_whole = g.w - 1
+        var last_whole = problem.w - 1
         if runs.merged:
-            first_whole = -(inside // g.c)
-            last_whole = g.w - ceildiv(inside + span, g.c)
-        var shift = s * g.dilation_w - g.pad_w
-        var whole_low = max(0, ceildiv(first_whole - shift, g.stride_w))
-        var whole_high = (last_whole - shift) // g.stride_w + 1
+            first_whole = -(inside // problem.c)
+            last_whole = problem.w - ceildiv(inside + span, problem.c)
+        var shift = s * problem.dilation_w - problem.pad_w
+        var whole_low = max(0, ceildiv(first_whole - shift, problem.stride_w))
+        var whole_high = (last_whole - shift) // problem.stride_w + 1
         var target = packed.unsafe_offset(first - column)
         var m = 0
         while m < count:
-            var row = min(g.q - q, count - m)
-            var d = o * g.stride_d + t * g.dilation_d - g.pad_d
-            var h = p * g.stride_h + r * g.dilation_h - g.pad_h
-            var line = ((n * g.d + d) * g.h + h) * g.w
+            var row = min(problem.q - q, count - m)
+            var d = (
+                o * problem.stride_d + t * problem.dilation_d - problem.pad_d
+            )
+            var h = (
+                p * problem.stride_h + r * problem.dilation_h - problem.pad_h
+            )
+            var line = ((n * problem.d + d) * problem.h + h) * problem.w
 
             @always_inline
             def edge(q: Int, target: Ptr[acc_type]) {mut inside_input, imm}:
                 """Copies a pixel that may lack a part of the span."""
-                var col = q * g.stride_w + shift
+                var col = q * problem.stride_w + shift
                 # Values of the run that lie inside the input, counted from the run's start.
                 var low = 0
                 var high = 0
                 if runs.merged:
-                    low = max(0, -col) * g.c
-                    high = min(g.s, g.w - col) * g.c
-                elif col >= 0 and col < g.w:
+                    low = max(0, -col) * problem.c
+                    high = min(problem.s, problem.w - col) * problem.c
+                elif col >= 0 and col < problem.w:
                     high = runs.length
                 low = min(max(low, inside), inside + span)
                 high = max(low, min(high, inside + span))
@@ -214,7 +218,9 @@ def _pack_columns[
                 _copy_run[dtype, acc_type, width](
                     target.unsafe_offset(low - inside),
                     x.unsafe_offset(
-                        (line + col) * g.c + group * g.group_c() + low
+                        (line + col) * problem.c
+                        + group * problem.group_c()
+                        + low
                     ),
                     high - low,
                 )
@@ -222,7 +228,7 @@ def _pack_columns[
                     target.unsafe_offset(high - inside), inside + span - high
                 )
 
-            if d < 0 or d >= g.d or h < 0 or h >= g.h:
+            if d < 0 or d >= problem.d or h < 0 or h >= problem.h:
                 for i in range(row):
                     _zero_run[acc_type, width](
                         target.unsafe_offset(i * pitch), span
@@ -238,11 +244,12 @@ def _pack_columns[
                         target.unsafe_offset(low * pitch),
                         pitch,
                         x.unsafe_offset(
-                            (line + (q + low) * g.stride_w + shift) * g.c
-                            + group * g.group_c()
+                            (line + (q + low) * problem.stride_w + shift)
+                            * problem.c
+                            + group * problem.group_c()
                             + inside
                         ),
-                        g.stride_w * g.c,
+                        problem.stride_w * problem.c,
                         high - low,
                         span,
                     )
@@ -252,10 +259,10 @@ def _pack_columns[
             m += row
             q = 0
             p += 1
-            if p == g.p:
+            if p == problem.p:
                 p = 0
                 o += 1
-                if o == g.o:
+                if o == problem.o:
                     o = 0
                     n += 1
         first += span
@@ -364,7 +371,7 @@ def _slice[
     sums: Ptr[accumulation_type[dtype]],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     first: Int,
     last: Int,
     first_column: Int,
@@ -377,9 +384,9 @@ def _slice[
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime tile_columns = TILE_VECTORS * width
-    var kg = g.group_k()
-    var pitch = g.taps() * g.group_c()
-    var runs = _runs(g)
+    var kg = p.group_k()
+    var pitch = p.taps() * p.group_c()
+    var runs = _runs(p)
     # Equal blocks: each one reads and writes all sums.
     var blocks = ceildiv(last - first, BLOCK_PIXELS)
     for block in range(blocks):
@@ -390,9 +397,9 @@ def _slice[
         var stored = packed_length[dtype](count)
         var tile_size = stored * tile_columns
         var together = columns_together[dtype](stored) * tile_columns
-        for group in range(g.groups):
+        for group in range(p.groups):
             pack_gradient_rows[dtype](
-                packed_dy, dy.unsafe_offset(group * kg), g.k, kg, pixel, count
+                packed_dy, dy.unsafe_offset(group * kg), p.k, kg, pixel, count
             )
             for start in range(first_column, last_column, together):
                 var stop = min(start + together, last_column)
@@ -406,7 +413,7 @@ def _slice[
                     var any = _pack_columns[dtype, packed_type[dtype], width](
                         tile,
                         x,
-                        g,
+                        p,
                         runs,
                         group,
                         pixel,
@@ -457,33 +464,33 @@ def columns_together[dtype: DType](count: Int) -> Int:
     )
 
 
-def _packed_dy_elements(g: ConvolutionProblem) -> Int:
-    return BLOCK_PIXELS * ceildiv(g.group_k(), TILE_ROWS) * TILE_ROWS
+def _packed_dy_elements(p: ConvolutionProblem) -> Int:
+    return BLOCK_PIXELS * ceildiv(p.group_k(), TILE_ROWS) * TILE_ROWS
 
 
 @no_inline
 def wgrad_gemm_cpu[
     dtype: DType
-](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], g: ConvolutionProblem):
+](dw: Ptr[dtype], x: Ptr[dtype], dy: Ptr[dtype], p: ConvolutionProblem):
     """Computes the weight gradient of any problem; workers share the columns, or the pixels where columns are few.
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
     comptime tile_columns = TILE_VECTORS * width
     var workers = worker_count()
-    var pixels = g.output_pixels()
-    var columns = g.taps() * g.group_c()
+    var pixels = p.output_pixels()
+    var columns = p.taps() * p.group_c()
     var tiles = ceildiv(columns, tile_columns)
-    var size = g.w_size()
+    var size = p.w_size()
     var slices = 1
     # Sums that stay in the L2 cache are cheap to have twice, and then nobody packs what another packs too.
     if tiles < 2 * workers or size * size_of[acc_type]() <= SMALL_SUMS_BYTES:
-        var budget = g.workspace_limit // max(1, size * size_of[acc_type]())
+        var budget = p.workspace_limit // max(1, size * size_of[acc_type]())
         slices = max(
             1, min(min(workers, ceildiv(pixels, 4 * BLOCK_PIXELS)), budget)
         )
     # Slice 0 adds straight into dw where dtypes agree.
-    var in_place = dtype == acc_type and not g.taps_inside
+    var in_place = dtype == acc_type and not p.taps_inside
     var extra = slices - 1 if in_place else slices
     var partials = unsafe_alloc[Scalar[acc_type]](
         max(1, extra * size), alignment=64
@@ -492,7 +499,7 @@ def wgrad_gemm_cpu[
         BLOCK_PIXELS * tile_columns,
         COLUMNS_BYTES // size_of[packed_type[dtype]](),
     )
-    var scratch = packed_columns + _packed_dy_elements(g)
+    var scratch = packed_columns + _packed_dy_elements(p)
     var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         workers * scratch, alignment=64
     )
@@ -516,7 +523,7 @@ def wgrad_gemm_cpu[
                     sums_of(worker),
                     x,
                     dy,
-                    g,
+                    p,
                     pixels * worker // slices,
                     pixels * (worker + 1) // slices,
                     0,
@@ -530,12 +537,12 @@ def wgrad_gemm_cpu[
         if first == last:
             return
         _slice[dtype](
-            sums_of(0), x, dy, g, 0, pixels, first, last, packed_x, packed_dy
+            sums_of(0), x, dy, p, 0, pixels, first, last, packed_x, packed_dy
         )
 
     @always_inline
     def finish(worker: Int) {imm}:
-        for k in range(g.k * worker // workers, g.k * (worker + 1) // workers):
+        for k in range(p.k * worker // workers, p.k * (worker + 1) // workers):
             var total = sums_of(0).unsafe_offset(k * columns)
             for slice in range(1, slices):
                 var other = sums_of(slice).unsafe_offset(k * columns)
@@ -545,11 +552,11 @@ def wgrad_gemm_cpu[
                 write_filter[dtype, acc_type](
                     dw.unsafe_offset(k * columns),
                     total,
-                    g.taps(),
-                    g.group_c(),
-                    g.group_c(),
-                    g.group_c(),
-                    g.taps_inside,
+                    p.taps(),
+                    p.group_c(),
+                    p.group_c(),
+                    p.group_c(),
+                    p.taps_inside,
                 )
 
     if pixels == 0:

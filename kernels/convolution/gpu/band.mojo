@@ -62,23 +62,23 @@ struct BandMatrix(KernelArgument):
     var by_span: Divisor
 
     @staticmethod
-    def of(g: ConvolutionProblem, forward: Bool) -> Self:
-        var reach = (g.s - 1) * g.dilation_w
-        var step = g.stride_w
-        var first = -g.pad_w
-        var last = PIECE - 1 + reach - g.pad_w
+    def of(p: ConvolutionProblem, forward: Bool) -> Self:
+        var reach = (p.s - 1) * p.dilation_w
+        var step = p.stride_w
+        var first = -p.pad_w
+        var last = PIECE - 1 + reach - p.pad_w
         var lowest = -1
         var k_step = 1
         if not forward:
-            first = (g.pad_w - reach) // step
-            last = (PIECE * step - 1 + g.pad_w) // step
+            first = (p.pad_w - reach) // step
+            last = (PIECE * step - 1 + p.pad_w) // step
             k_step = step
-            lowest = g.pad_w - first * step - reach - step
+            lowest = p.pad_w - first * step - reach - step
         var span = reach + 1 + k_step
         return Self(
-            Int32(g.s),
-            Int32(g.dilation_w),
-            Int32(g.pad_w),
+            Int32(p.s),
+            Int32(p.dilation_w),
+            Int32(p.pad_w),
             forward,
             Int32(k_step),
             Int32(1 if forward else step),
@@ -193,25 +193,25 @@ struct BlockExtents(ImplicitlyCopyable, TrivialRegisterPassable):
     var images: Int
 
 
-def axes_of_rows(g: ConvolutionProblem, forward: Bool) -> List[PhaseAxis]:
+def axes_of_rows(p: ConvolutionProblem, forward: Bool) -> List[PhaseAxis]:
     """Returns the axes of the result's rows, by residue."""
     if forward:
-        return [forward_phases(g)[0].h]
-    var phases = gradient_phases(g, 0)
-    var across = min(g.stride_w, g.w)
+        return [forward_phases(p)[0].h]
+    var phases = gradient_phases(p, 0)
+    var across = min(p.stride_w, p.w)
     var axes = List[PhaseAxis]()
-    for i in range(min(g.stride_h, g.h)):
+    for i in range(min(p.stride_h, p.h)):
         axes.append(phases[i * across].h)
     return axes^
 
 
 def band_of(
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     forward: Bool,
     axes: List[PhaseAxis],
     tiling: BlockExtents,
 ) -> Band:
-    var columns = BandMatrix.of(g, forward)
+    var columns = BandMatrix.of(p, forward)
     var lowest = Int.MAX
     var highest = Int.MIN
     for axis in axes:
@@ -224,10 +224,10 @@ def band_of(
         highest = 0
     var step = axes[0].step
     var planes = TiledPlanes.of(
-        g.c,
-        g.n,
-        g.h if forward else g.p,
-        g.w if forward else g.q,
+        p.c,
+        p.n,
+        p.h if forward else p.p,
+        p.w if forward else p.q,
         (tiling.lines - 1) * step + highest - lowest + 1,
         tiling.images,
         tiling.tiles - 1 + 2 * Int(columns.steps),
@@ -242,7 +242,7 @@ def band_of(
         out_base = words
         out_size = (tiling.lines * tiling.images * out_pitch + 7) // 8 * 8
         words += CHANNELS * out_size * 4
-    var width = g.q if forward else g.w
+    var width = p.q if forward else p.w
     var line_tiles = ceildiv(axes[0].rows, tiling.lines)
     var column_tiles = ceildiv(width, PIECE * across)
     return Band(
@@ -250,7 +250,7 @@ def band_of(
         columns,
         AxisTable.of(axes),
         Int32(lowest),
-        Int32(g.p if forward else g.h),
+        Int32(p.p if forward else p.h),
         Int32(width),
         Int32(tiling.lines),
         Int32(tiling.images),
@@ -258,23 +258,23 @@ def band_of(
         Int32(out_size),
         Int32(out_base),
         Int32(words),
-        Int32(g.r),
+        Int32(p.r),
         Int32(line_tiles),
         Int32(column_tiles),
-        Int32(line_tiles * column_tiles * ceildiv(g.n, tiling.images)),
+        Int32(line_tiles * column_tiles * ceildiv(p.n, tiling.images)),
         Divisor(tiling.lines),
         Divisor(out_pitch),
-        Divisor(g.r),
+        Divisor(p.r),
     )
 
 
 def choose_tiling(
-    g: ConvolutionProblem, forward: Bool, axes: List[PhaseAxis], enough: Int
+    p: ConvolutionProblem, forward: Bool, axes: List[PhaseAxis], enough: Int
 ) -> BlockExtents:
     """Chooses extents as large as shared memory allows, but such that there are `enough` blocks if possible.
     """
-    var columns = BandMatrix.of(g, forward)
-    var pieces = ceildiv(g.q if forward else g.w, PIECE * Int(columns.period))
+    var columns = BandMatrix.of(p, forward)
+    var pieces = ceildiv(p.q if forward else p.w, PIECE * Int(columns.period))
     var tiling = BlockExtents(1, 1, 1)
     # The fewest pieces to load.
     var least = Int.MAX
@@ -288,10 +288,10 @@ def choose_tiling(
     var rows = axes[0].rows
     tiling.lines = ceildiv(rows, ceildiv(rows, LINES))
     if tiling.lines == rows:
-        tiling.images = min(g.n, LINES // rows)
-    var channel_blocks = ceildiv(g.c, CHANNELS)
+        tiling.images = min(p.n, LINES // rows)
+    var channel_blocks = ceildiv(p.c, CHANNELS)
     while tiling.images > 1 or tiling.lines > 1:
-        var band = band_of(g, forward, axes, tiling)
+        var band = band_of(p, forward, axes, tiling)
         var fits = band.shared_bytes() <= USUAL_SHARED_BYTES
         var few = channel_blocks * Int(band.units) < enough
         if fits and (not few or (tiling.images == 1 and tiling.lines <= 4)):
@@ -302,7 +302,7 @@ def choose_tiling(
             tiling.lines = ceildiv(tiling.lines, 2)
     while (
         tiling.tiles > 1
-        and band_of(g, forward, axes, tiling).shared_bytes()
+        and band_of(p, forward, axes, tiling).shared_bytes()
         > USUAL_SHARED_BYTES
     ):
         tiling.tiles //= 2
@@ -362,19 +362,19 @@ def band_word[
 
 def is_depthwise_in_pairs[
     dtype: DType
-](g: ConvolutionProblem, a: Ptr[dtype], b: Ptr[dtype]) -> Optional[String]:
+](p: ConvolutionProblem, a: Ptr[dtype], b: Ptr[dtype]) -> Optional[String]:
     """Returns None, or why tensor cores do not take the depthwise problem with these tensors of pixels, whatever its
     window."""
     if dtype != DType.bfloat16 and dtype != DType.float16:
         return String("elements have not two bytes")
-    if g.groups != g.c or g.groups != g.k:
-        return String(t"C = {g.c}, K = {g.k} and groups = {g.groups} differ")
-    if g.c % 2 != 0 or (Int(a) | Int(b)) % 4 != 0:
-        return String(t"C = {g.c}: pairs of channels are not aligned")
-    if g.is_deep():
+    if p.groups != p.c or p.groups != p.k:
+        return String(t"C = {p.c}, K = {p.k} and groups = {p.groups} differ")
+    if p.c % 2 != 0 or (Int(a) | Int(b)) % 4 != 0:
+        return String(t"C = {p.c}: pairs of channels are not aligned")
+    if p.is_deep():
         return String("three axes")
-    if min(g.x_size(), min(g.y_size(), g.w_size())) == 0:
+    if min(p.x_size(), min(p.y_size(), p.w_size())) == 0:
         return String("a tensor is empty")
-    if max(g.input_pixels(), g.output_pixels()) >= 1 << 30:
+    if max(p.input_pixels(), p.output_pixels()) >= 1 << 30:
         return String("more than 2^30 pixels")
     return None

@@ -332,18 +332,18 @@ def _launch[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     var phases: List[Phase]
     comptime if pass_ == FPROP:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, 0)
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+        phases = gradient_phases(p, 0)
+    var depth = p.group_c() if pass_ == FPROP else p.group_k()
+    var columns = p.group_k() if pass_ == FPROP else p.group_c()
     for phase in phases:
-        var rows = phase.rows(g.n)
+        var rows = phase.rows(p.n)
         if rows == 0:
             continue
         comptime kernel = block_gather_kernel[
@@ -357,13 +357,13 @@ def _launch[
             Int32(rows),
             Int32(depth),
             Int32(columns),
-            Int32(g.groups),
-            Int32(g.taps()),
-            Int32(g.r),
-            Int32(g.s),
+            Int32(p.groups),
+            Int32(p.taps()),
+            Int32(p.r),
+            Int32(p.s),
             grid_dim=ceildiv(rows, shape.rows)
             * ceildiv(columns, shape.columns)
-            * g.groups,
+            * p.groups,
             block_dim=THREADS,
             shared_mem_bytes=shape.shared_bytes[dtype](),
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
@@ -379,15 +379,15 @@ def _choose[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    var depth = p.group_c() if pass_ == FPROP else p.group_k()
+    var columns = p.group_k() if pass_ == FPROP else p.group_c()
     var result_pixels = (
-        g.output_pixels() if pass_ == FPROP else g.input_pixels()
+        p.output_pixels() if pass_ == FPROP else p.input_pixels()
     )
-    var phases = 1 if pass_ == FPROP else (g.stride_d * g.stride_h * g.stride_w)
+    var phases = 1 if pass_ == FPROP else (p.stride_d * p.stride_h * p.stride_w)
     var quad_bytes = QUAD * size_of[dtype]()
     var a_quads = depth % QUAD == 0 and Int(source) % quad_bytes == 0
     var b_quads = (depth if pass_ == FPROP else columns) % QUAD == 0 and Int(
@@ -396,16 +396,16 @@ def _choose[
     var wide_tiles = (
         ceildiv(result_pixels // phases, TILE_128X128.rows)
         * ceildiv(columns, TILE_128X128.columns)
-        * g.groups
+        * p.groups
     )
     var enough = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     if not a_quads:
         _launch[dtype, pass_, TILE_128X64, exact, False, False](
-            result, source, w, g, ctx
+            result, source, w, p, ctx
         )
     elif not b_quads or left_to_warpgroups[dtype, exact]():
         _launch[dtype, pass_, TILE_128X64, exact, True, False](
-            result, source, w, g, ctx
+            result, source, w, p, ctx
         )
     else:
         comptime if not left_to_warpgroups[dtype, exact]():
@@ -413,12 +413,12 @@ def _choose[
             # multiprocessors without work.
             if exact or columns <= TILE_128X64.columns or wide_tiles < enough:
                 _launch[dtype, pass_, TILE_128X64, exact, True, True](
-                    result, source, w, g, ctx
+                    result, source, w, p, ctx
                 )
                 return
             comptime if not exact:
                 _launch[dtype, pass_, TILE_128X128, exact, True, True](
-                    result, source, w, g, ctx
+                    result, source, w, p, ctx
                 )
 
 

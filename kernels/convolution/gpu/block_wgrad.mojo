@@ -65,25 +65,25 @@ struct Pixel(ImplicitlyCopyable, TrivialRegisterPassable):
     var q: Int32
 
     @always_inline
-    def advance(mut self, count: Int32, g: ConvolutionProblem):
+    def advance(mut self, count: Int32, p: ConvolutionProblem):
         self.q += count
-        while self.q >= Int32(g.q):
-            self.q -= Int32(g.q)
+        while self.q >= Int32(p.q):
+            self.q -= Int32(p.q)
             self.p += 1
-            if self.p == Int32(g.p):
+            if self.p == Int32(p.p):
                 self.p = 0
                 self.o += 1
-                if self.o == Int32(g.o):
+                if self.o == Int32(p.o):
                     self.o = 0
                     self.n += 1
 
 
 @always_inline
-def pixel_of(index: Int32, g: ConvolutionProblem) -> Pixel:
+def pixel_of(index: Int32, problem: ConvolutionProblem) -> Pixel:
     """Returns the indices of dy's pixel number `index`."""
-    var line, q = divide(index, Int32(g.q))
-    var plane, p = divide(line, Int32(g.p))
-    var n, o = divide(plane, Int32(g.o))
+    var line, q = divide(index, Int32(problem.q))
+    var plane, p = divide(line, Int32(problem.p))
+    var n, o = divide(plane, Int32(problem.o))
     return Pixel(n, o, p, q)
 
 
@@ -103,20 +103,20 @@ def column_of(
     column: Int32,
     columns: Int32,
     depth: Int32,
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     first: Int,
 ) -> Column:
     # Columns past the end read nothing: their depth is outside whatever the pixel.
     if column >= columns:
         return Column(Int32(-(1 << 30)), 0, 0, 0)
     var tap, c = divide(column, depth)
-    var outer, s = divide(tap, Int32(g.s))
-    var t, r = divide(outer, Int32(g.r))
-    var d = t * Int32(g.dilation_d) - Int32(g.pad_d)
-    var h = r * Int32(g.dilation_h) - Int32(g.pad_h)
-    var w = s * Int32(g.dilation_w) - Int32(g.pad_w)
-    var pixel = (Int(d) * g.h + Int(h)) * g.w + Int(w)
-    return Column(d, h, w, pixel * g.c + Int(c) + first)
+    var outer, s = divide(tap, Int32(p.s))
+    var t, r = divide(outer, Int32(p.r))
+    var d = t * Int32(p.dilation_d) - Int32(p.pad_d)
+    var h = r * Int32(p.dilation_h) - Int32(p.pad_h)
+    var w = s * Int32(p.dilation_w) - Int32(p.pad_w)
+    var pixel = (Int(d) * p.h + Int(h)) * p.w + Int(w)
+    return Column(d, h, w, pixel * p.c + Int(c) + first)
 
 
 @__llvm_metadata(
@@ -136,7 +136,7 @@ def block_wgrad_kernel[
     partials: Ptr[DType.float32],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     rows: Int32,
     depth: Int32,
     columns: Int32,
@@ -164,7 +164,7 @@ def block_wgrad_kernel[
         Int32(block_idx.x), ceildiv(columns, Int32(shape.columns))
     )
     var outer, row_tile = divide(rest, ceildiv(rows, Int32(shape.rows)))
-    var slice, group = divide(outer, Int32(g.groups))
+    var slice, group = divide(outer, Int32(p.groups))
     var first_row = row_tile * Int32(shape.rows)
     var first_column = column_tile * Int32(shape.columns)
     var first = slice * slice_pixels
@@ -181,12 +181,12 @@ def block_wgrad_kernel[
             first_column + b_inner + Int32(e),
             columns,
             depth,
-            g,
+            p,
             Int(group * depth),
         )
     var at = Array[Pixel, b_lines](fill=Pixel(0, 0, 0, 0))
     comptime for i in range(b_lines):
-        at[i] = pixel_of(first + thread // b_across + Int32(i) * b_apart, g)
+        at[i] = pixel_of(first + thread // b_across + Int32(i) * b_apart, p)
     var start = first
 
     @always_inline
@@ -199,7 +199,7 @@ def block_wgrad_kernel[
                 index_major[dtype, shape.rows](a_inner, line)
             )
             var channel = first_row + a_inner
-            var offset = Int(start + line) * g.k + Int(group * rows + channel)
+            var offset = Int(start + line) * p.k + Int(group * rows + channel)
             comptime if a_quads:
                 copy_quad[dtype](
                     target, dy, offset, start + line < last and channel < rows
@@ -217,25 +217,25 @@ def block_wgrad_kernel[
             var target = b.unsafe_offset(
                 index_major[dtype, shape.columns](b_inner, line)
             )
-            var d = at[i].o * Int32(g.stride_d)
-            var h = at[i].p * Int32(g.stride_h)
-            var w = at[i].q * Int32(g.stride_w)
+            var d = at[i].o * Int32(p.stride_d)
+            var h = at[i].p * Int32(p.stride_h)
+            var w = at[i].q * Int32(p.stride_w)
             var pixel = (
-                (Int(at[i].n) * g.d + Int(d)) * g.h + Int(h)
-            ) * g.w + Int(w)
+                (Int(at[i].n) * p.d + Int(d)) * p.h + Int(h)
+            ) * p.w + Int(w)
             comptime for e in range(b_columns):
                 var valid = (
                     start + line < last
-                    and UInt32(d + sources[e].d) < UInt32(g.d)
-                    and UInt32(h + sources[e].h) < UInt32(g.h)
-                    and UInt32(w + sources[e].w) < UInt32(g.w)
+                    and UInt32(d + sources[e].d) < UInt32(p.d)
+                    and UInt32(h + sources[e].h) < UInt32(p.h)
+                    and UInt32(w + sources[e].w) < UInt32(p.w)
                 )
-                var offset = pixel * g.c + sources[e].base
+                var offset = pixel * p.c + sources[e].base
                 comptime if b_quads:
                     copy_quad[dtype](target, x, offset, valid)
                 else:
                     copy_one[dtype](target.unsafe_offset(e), x, offset, valid)
-            at[i].advance(STAGE_LENGTH, g)
+            at[i].advance(STAGE_LENGTH, p)
         start += STAGE_LENGTH
 
     @always_inline
@@ -294,7 +294,7 @@ def block_wgrad_kernel[
         slot = (slot + 1) % STAGES
 
     var base = partials.unsafe_offset(
-        (Int(slice) * Int(g.groups) + Int(group)) * Int(rows) * Int(columns)
+        (Int(slice) * Int(p.groups) + Int(group)) * Int(rows) * Int(columns)
     )
     comptime for line in range(shape.warp_rows() // 8):
         var k = first_row + row + Int32(line * 8) + lane // 4
@@ -319,34 +319,34 @@ def _launch[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var size = g.w_size()
-    var columns = g.taps() * g.group_c()
+    var size = p.w_size()
+    var columns = p.taps() * p.group_c()
     var tiles = (
-        ceildiv(g.group_k(), shape.rows)
+        ceildiv(p.group_k(), shape.rows)
         * ceildiv(columns, shape.columns)
-        * g.groups
+        * p.groups
     )
-    var stages = ceildiv(g.output_pixels(), STAGE_LENGTH)
+    var stages = ceildiv(p.output_pixels(), STAGE_LENGTH)
     # Two blocks share a multiprocessor.
     var at_once = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
+    var slices = choose_slices(p, tiles, at_once, stages, _STAGE_BYTES)
     # Whole stages to a slice.
     var slice_pixels = ceildiv(stages, slices) * STAGE_LENGTH
-    slices = ceildiv(g.output_pixels(), slice_pixels)
+    slices = ceildiv(p.output_pixels(), slice_pixels)
     var partials = scratch[DType.float32](ctx, slices * size)
     comptime kernel = block_wgrad_kernel[dtype, shape, exact, a_quads, b_quads]
     ctx.enqueue_function[kernel](
         partials,
         x,
         dy,
-        g,
-        Int32(g.group_k()),
-        Int32(g.group_c()),
+        p,
+        Int32(p.group_k()),
+        Int32(p.group_c()),
         Int32(columns),
-        Int32(g.output_pixels()),
+        Int32(p.output_pixels()),
         Int32(slice_pixels),
         grid_dim=tiles * slices,
         block_dim=THREADS,
@@ -365,26 +365,26 @@ def _choose[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     var quad_bytes = QUAD * size_of[dtype]()
-    var a_quads = g.group_k() % QUAD == 0 and Int(dy) % quad_bytes == 0
-    var b_quads = g.group_c() % QUAD == 0 and Int(x) % quad_bytes == 0
+    var a_quads = p.group_k() % QUAD == 0 and Int(dy) % quad_bytes == 0
+    var b_quads = p.group_c() % QUAD == 0 and Int(x) % quad_bytes == 0
     if not a_quads:
-        _launch[dtype, TILE_64X128, exact, False, False](dw, x, dy, g, ctx)
+        _launch[dtype, TILE_64X128, exact, False, False](dw, x, dy, p, ctx)
     elif not b_quads or left_to_warpgroups[dtype, exact]():
-        _launch[dtype, TILE_64X128, exact, True, False](dw, x, dy, g, ctx)
+        _launch[dtype, TILE_64X128, exact, True, False](dw, x, dy, p, ctx)
     else:
         comptime if not left_to_warpgroups[dtype, exact]():
-            if exact or g.group_k() <= TILE_64X128.rows:
+            if exact or p.group_k() <= TILE_64X128.rows:
                 _launch[dtype, TILE_64X128, exact, True, True](
-                    dw, x, dy, g, ctx
+                    dw, x, dy, p, ctx
                 )
                 return
             comptime if not exact:
                 _launch[dtype, TILE_128X128, exact, True, True](
-                    dw, x, dy, g, ctx
+                    dw, x, dy, p, ctx
                 )
 
 

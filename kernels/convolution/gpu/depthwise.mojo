@@ -102,13 +102,13 @@ def load_inside[
 @__name(t"conv_depthwise_filter_{dtype}")
 def depthwise_filter_kernel[
     dtype: DType
-](packed: Ptr[dtype], w: Ptr[dtype], g: ConvolutionProblem, phase: Phase,):
+](packed: Ptr[dtype], w: Ptr[dtype], p: ConvolutionProblem, phase: Phase,):
     """Packs the phase's taps as [tap][channel]."""
     var i = global_idx.x
-    if i >= phase.taps() * g.c:
+    if i >= phase.taps() * p.c:
         return
     packed[unsafe_offset=phase.filter_offset + i] = w[
-        unsafe_offset=i % g.c * g.taps() + full_tap(g, phase, i // g.c)
+        unsafe_offset=i % p.c * p.taps() + full_tap(p, phase, i // p.c)
     ]
 
 

@@ -89,31 +89,31 @@ struct BandWgrad(KernelArgument):
     var units: Int32
 
     @staticmethod
-    def of(g: ConvolutionProblem, tiles: Int, lines: Int, images: Int) -> Self:
-        var line_tiles = ceildiv(g.p, lines)
-        var column_tiles = ceildiv(g.q, PIECE * tiles)
+    def of(p: ConvolutionProblem, tiles: Int, lines: Int, images: Int) -> Self:
+        var line_tiles = ceildiv(p.p, lines)
+        var column_tiles = ceildiv(p.q, PIECE * tiles)
         return Self(
             TiledPlanes.of(
-                g.c,
-                g.n,
-                g.h,
-                g.w,
-                (lines - 1) * g.stride_h + (g.r - 1) * g.dilation_h + 1,
+                p.c,
+                p.n,
+                p.h,
+                p.w,
+                (lines - 1) * p.stride_h + (p.r - 1) * p.dilation_h + 1,
                 images,
                 tiles + 1,
             ),
-            TiledPlanes.of(g.c, g.n, g.p, g.q, lines, images, tiles),
-            Int32(g.r),
-            Int32(g.s),
-            Int32(g.stride_h),
-            Int32(g.dilation_h),
-            Int32(g.dilation_w),
-            Int32(g.pad_h),
-            Int32(g.pad_w),
+            TiledPlanes.of(p.c, p.n, p.p, p.q, lines, images, tiles),
+            Int32(p.r),
+            Int32(p.s),
+            Int32(p.stride_h),
+            Int32(p.dilation_h),
+            Int32(p.dilation_w),
+            Int32(p.pad_h),
+            Int32(p.pad_w),
             Int32(images),
             Int32(line_tiles),
             Int32(column_tiles),
-            Int32(line_tiles * column_tiles * ceildiv(g.n, images)),
+            Int32(line_tiles * column_tiles * ceildiv(p.n, images)),
         )
 
     @always_inline
@@ -390,17 +390,17 @@ def depthwise_band_wgrad_kernel[
                     partials[unsafe_offset=at] = total
 
 
-def choose_wgrad_band(g: ConvolutionProblem, enough: Int) -> BandWgrad:
+def choose_wgrad_band(p: ConvolutionProblem, enough: Int) -> BandWgrad:
     """Chooses a unit as large as shared memory allows, but such that there are `enough` blocks if possible.
     """
-    var pieces = ceildiv(g.q, PIECE)
+    var pieces = ceildiv(p.q, PIECE)
     var rounds = ceildiv(pieces, MAX_TILES)
     var tiles = ceildiv(pieces, rounds)
-    var lines = ceildiv(g.p, ceildiv(g.p, LINES))
-    var images = min(g.n, LINES // lines) if lines == g.p else 1
-    var across = ceildiv(g.c, CHANNELS)
+    var lines = ceildiv(p.p, ceildiv(p.p, LINES))
+    var images = min(p.n, LINES // lines) if lines == p.p else 1
+    var across = ceildiv(p.c, CHANNELS)
     while True:
-        var band = BandWgrad.of(g, tiles, lines, images)
+        var band = BandWgrad.of(p, tiles, lines, images)
         var fits = band.shared_bytes() <= MAX_SHARED_BYTES
         var few = across * Int(band.units) < enough
         if fits and (not few or (images == 1 and lines <= 8)):

@@ -30,16 +30,16 @@ from .depthwise_wgrad import depthwise_wgrad_gpu
 
 @always_inline
 def _grid(
-    g: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
+    p: ConvolutionProblem, phase: Phase, march: Int, width: Int, vector: Int
 ) -> Int:
     """Returns the number of blocks with one thread for each march of a phase.
     """
     return ceildiv(
-        g.n
+        p.n
         * phase.d.rows
         * ceildiv(phase.h.rows, march)
         * ceildiv(phase.w.rows, width)
-        * (g.c // vector),
+        * (p.c // vector),
         THREADS,
     )
 
@@ -51,7 +51,7 @@ def _launch_march[
     result: Ptr[dtype],
     source: Ptr[dtype],
     packed: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     whole: Bool,
     ctx: DeviceContext,
@@ -63,7 +63,7 @@ def _launch_march[
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     var march = march_rows(
         phase.h.rows,
-        _grid(g, phase, phase.h.rows, width, vector) * THREADS,
+        _grid(p, phase, phase.h.rows, width, vector) * THREADS,
         processors * RESIDENT_THREADS,
     )
     ctx.enqueue_function[kernel](
@@ -71,11 +71,11 @@ def _launch_march[
         source,
         packed,
         phase,
-        Int32(g.n),
-        Int32(g.c),
+        Int32(p.n),
+        Int32(p.c),
         Int32(march),
         Int32(1 if whole else 0),
-        grid_dim=_grid(g, phase, march, width, vector),
+        grid_dim=_grid(p, phase, march, width, vector),
         block_dim=THREADS,
     )
 
@@ -87,7 +87,7 @@ def _launch_any[
     result: Ptr[dtype],
     source: Ptr[dtype],
     packed: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     ctx: DeviceContext,
 ) raises:
@@ -96,9 +96,9 @@ def _launch_any[
         source,
         packed,
         phase,
-        Int32(g.n),
-        Int32(g.c),
-        grid_dim=_grid(g, phase, 1, strip_width[dtype](), vector),
+        Int32(p.n),
+        Int32(p.c),
+        grid_dim=_grid(p, phase, 1, strip_width[dtype](), vector),
         block_dim=THREADS,
     )
 
@@ -119,13 +119,13 @@ def _may_march(phase: Phase) -> Bool:
     )
 
 
-def _takes_whole_filter(g: ConvolutionProblem, phase: Phase) -> Bool:
+def _takes_whole_filter(p: ConvolutionProblem, phase: Phase) -> Bool:
     """Returns whether the phase's march reads the filter as it lies."""
     return (
-        g.t == 1
-        and g.r == g.s
-        and (g.r == 3 or g.r == 5)
-        and phase.taps() == g.r * g.s
+        p.t == 1
+        and p.r == p.s
+        and (p.r == 3 or p.r == 5)
+        and phase.taps() == p.r * p.s
         and phase.h.step <= 2
         and _may_march(phase)
     )
@@ -138,7 +138,7 @@ def _launch_wide[
     result: Ptr[dtype],
     source: Ptr[dtype],
     packed: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     phase: Phase,
     whole: Bool,
     ctx: DeviceContext,
@@ -152,12 +152,12 @@ def _launch_wide[
             comptime if pass_ == FPROP or step == 1:
                 if h.step == step and h.taps == 3 and w.taps == 3:
                     _launch_march[dtype, vector, 3, 3, step](
-                        result, source, packed, g, phase, whole, ctx
+                        result, source, packed, p, phase, whole, ctx
                     )
                     return
                 if h.step == step and h.taps == 5 and w.taps == 5:
                     _launch_march[dtype, PAIR, 5, 5, step](
-                        result, source, packed, g, phase, whole, ctx
+                        result, source, packed, p, phase, whole, ctx
                     )
                     return
         # The phases of a gradient of stride 2, and windows of one tap.
@@ -171,10 +171,10 @@ def _launch_wide[
                 comptime if is_made and vector == VECTOR:
                     if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
                         _launch_march[dtype, vector, taps_h, taps_w, 1](
-                            result, source, packed, g, phase, False, ctx
+                            result, source, packed, p, phase, False, ctx
                         )
                         return
-    _launch_any[dtype, vector](result, source, packed, g, phase, ctx)
+    _launch_any[dtype, vector](result, source, packed, p, phase, ctx)
 
 
 @no_inline
@@ -184,47 +184,47 @@ def depthwise_gather_gpu[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
     comptime pair_bytes = PAIR * size_of[dtype]()
     var aligned = is_aligned(result) and is_aligned(source)
-    var wide = aligned and g.c % VECTOR == 0
+    var wide = aligned and p.c % VECTOR == 0
     var in_pairs = (
-        g.c % PAIR == 0 and (Int(result) | Int(source)) % pair_bytes == 0
+        p.c % PAIR == 0 and (Int(result) | Int(source)) % pair_bytes == 0
     )
     var phases: List[Phase]
     comptime if pass_ == FPROP:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, g.c)
-    var memory = scratch[dtype](ctx, max(1, g.taps() * g.c))
+        phases = gradient_phases(p, p.c)
+    var memory = scratch[dtype](ctx, max(1, p.taps() * p.c))
     var packed = device_pointer(memory)
     for phase in phases:
-        if phase.rows(g.n) == 0:
+        if phase.rows(p.n) == 0:
             continue
-        var whole = in_pairs and is_aligned(w) and _takes_whole_filter(g, phase)
+        var whole = in_pairs and is_aligned(w) and _takes_whole_filter(p, phase)
         if phase.taps() > 0 and not whole:
             ctx.enqueue_function[depthwise_filter_kernel[dtype]](
                 packed,
                 w,
-                g,
+                p,
                 phase,
-                grid_dim=ceildiv(phase.taps() * g.c, THREADS),
+                grid_dim=ceildiv(phase.taps() * p.c, THREADS),
                 block_dim=THREADS,
             )
         if wide:
             _launch_wide[dtype, pass_, VECTOR](
-                result, source, w if whole else packed, g, phase, whole, ctx
+                result, source, w if whole else packed, p, phase, whole, ctx
             )
         elif in_pairs:
             _launch_wide[dtype, pass_, PAIR](
-                result, source, w if whole else packed, g, phase, whole, ctx
+                result, source, w if whole else packed, p, phase, whole, ctx
             )
         else:
-            _launch_any[dtype, 1](result, source, packed, g, phase, ctx)
+            _launch_any[dtype, 1](result, source, packed, p, phase, ctx)
     # Lives until its last use is enqueued.
     _ = memory^
 

@@ -55,7 +55,7 @@ def depthwise_wgrad_kernel[
     partials: Ptr[DType.float32],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     lanes: Int32,
     rows: Int32,
     march: Int32,
@@ -73,69 +73,84 @@ def depthwise_wgrad_kernel[
     comptime width = strip_width[dtype]()
     comptime columns = (width - 1) * max(step, 1) + tap_columns
     var y, lane = divide(Int32(thread_idx.x), lanes)
-    var channel_blocks = ceildiv(Int32(g.c // vector), lanes)
+    var channel_blocks = ceildiv(Int32(problem.c // vector), lanes)
     # Patches of taps run fastest: blocks that read the same rows run together and share them in the cache.
     var patch_rest, patch_w = divide(
-        Int32(block_idx.x), Int32(ceildiv(g.s, tap_columns))
+        Int32(block_idx.x), Int32(ceildiv(problem.s, tap_columns))
     )
-    var t, patch_h = divide(patch_rest, Int32(ceildiv(g.r, tap_rows)))
+    var t, patch_h = divide(patch_rest, Int32(ceildiv(problem.r, tap_rows)))
     var s0 = patch_w * Int32(tap_columns)
     var r0 = patch_h * Int32(tap_rows)
     var slice, channel_block = divide(Int32(block_idx.y), channel_blocks)
     var c = Int(channel_block * lanes + lane) * vector
-    var live = c < g.c
+    var live = c < problem.c
     var sums = Array[T, size](fill=0)
-    var strips = ceildiv(Int32(g.q), Int32(width))
-    var marches = ceildiv(Int32(g.p), march)
-    var units = Int32(g.n * g.o) * strips * marches
+    var strips = ceildiv(Int32(problem.q), Int32(width))
+    var marches = ceildiv(Int32(problem.p), march)
+    var units = Int32(problem.n * problem.o) * strips * marches
     var first_unit = slice * share * rows
     var last_unit = min(units, first_unit + share * rows) if live else Int32(0)
     for unit in range(first_unit + y, last_unit, rows):
         var down, strip = divide(unit, strips)
         var deep, which = divide(down, marches)
-        var n, o = divide(deep, Int32(g.o))
+        var n, o = divide(deep, Int32(problem.o))
         var p = which * march
         var q = strip * Int32(width)
-        var count = min(march, Int32(g.p) - p)
-        var d = o * Int32(g.stride_d) + t * Int32(g.dilation_d) - Int32(g.pad_d)
-        if UInt32(d) >= UInt32(g.d):
+        var count = min(march, Int32(problem.p) - p)
+        var d = (
+            o * Int32(problem.stride_d)
+            + t * Int32(problem.dilation_d)
+            - Int32(problem.pad_d)
+        )
+        if UInt32(d) >= UInt32(problem.d):
             continue
         var h = (
-            p * Int32(g.stride_h) + r0 * Int32(g.dilation_h) - Int32(g.pad_h)
+            p * Int32(problem.stride_h)
+            + r0 * Int32(problem.dilation_h)
+            - Int32(problem.pad_h)
         )
         var w = (
-            q * Int32(g.stride_w) + s0 * Int32(g.dilation_w) - Int32(g.pad_w)
+            q * Int32(problem.stride_w)
+            + s0 * Int32(problem.dilation_w)
+            - Int32(problem.pad_w)
         )
         var x_base = x.unsafe_offset(
-            ((Int(n) * g.d + Int(d)) * g.h * g.w + Int(w)) * g.c + c
+            ((Int(n) * problem.d + Int(d)) * problem.h * problem.w + Int(w))
+            * problem.c
+            + c
         )
         var dy_base = dy.unsafe_offset(
-            (((Int(n) * g.o + Int(o)) * g.p + Int(p)) * g.q + Int(q)) * g.c + c
+            (
+                ((Int(n) * problem.o + Int(o)) * problem.p + Int(p)) * problem.q
+                + Int(q)
+            )
+            * problem.c
+            + c
         )
 
         @always_inline
         def dy_row(row: Int32) {imm} -> Array[V, width]:
             """Returns row number `row` of the march; zeros past its end."""
             var values = Array[V, width](fill=0)
-            var line = dy_base.unsafe_offset(Int(row) * g.q * g.c)
+            var line = dy_base.unsafe_offset(Int(row) * problem.q * problem.c)
             comptime for i in range(width):
                 values[i] = load_inside[dtype, vector](
                     line,
-                    i * g.c,
-                    row < count and q + Int32(i) < Int32(g.q),
+                    i * problem.c,
+                    row < count and q + Int32(i) < Int32(problem.q),
                 )
             return values^
 
         @always_inline
         def x_row(row: Int32) {imm} -> Array[V, columns]:
             var values = Array[V, columns](fill=0)
-            var inside = UInt32(row) < UInt32(g.h)
-            var line = x_base.unsafe_offset(Int(row) * g.w * g.c)
+            var inside = UInt32(row) < UInt32(problem.h)
+            var line = x_base.unsafe_offset(Int(row) * problem.w * problem.c)
             comptime for i in range(columns):
                 values[i] = load_inside[dtype, vector](
                     line,
-                    i * g.c,
-                    inside and UInt32(w + Int32(i)) < UInt32(g.w),
+                    i * problem.c,
+                    inside and UInt32(w + Int32(i)) < UInt32(problem.w),
                 )
             return values^
 
@@ -194,15 +209,15 @@ def depthwise_wgrad_kernel[
             comptime assert size == 1, "any stride: one tap at a time"
             for at in range(count):
                 var gradient = dy_row(at)
-                var row = h + at * Int32(g.stride_h)
-                var inside = UInt32(row) < UInt32(g.h)
+                var row = h + at * Int32(problem.stride_h)
+                var inside = UInt32(row) < UInt32(problem.h)
                 comptime for j in range(width):
-                    var column = Int32(j) * Int32(g.stride_w)
+                    var column = Int32(j) * Int32(problem.stride_w)
                     sums[0] = wide[dtype, vector](
                         load_inside[dtype, vector](
                             x_base,
-                            (Int(row) * g.w + Int(column)) * g.c,
-                            inside and UInt32(w + column) < UInt32(g.w),
+                            (Int(row) * problem.w + Int(column)) * problem.c,
+                            inside and UInt32(w + column) < UInt32(problem.w),
                         )
                     ).fma(wide[dtype, vector](gradient[j]), sums[0])
     var shared = stack_allocation[
@@ -219,17 +234,19 @@ def depthwise_wgrad_kernel[
         var r = r0 + Int32(i // tap_columns)
         var s = s0 + Int32(i % tap_columns)
         # The last patches may reach past the window.
-        if y == 0 and live and r < Int32(g.r) and s < Int32(g.s):
+        if y == 0 and live and r < Int32(problem.r) and s < Int32(problem.s):
             var total = T(0)
             for row in range(rows):
                 total += shared.unsafe_offset(
                     Int(row * lanes + lane) * vector
                 ).unsafe_load[width=vector]()
             # dw is [channel][tap].
-            var tap = (Int(t) * g.r + Int(r)) * g.s + Int(s)
+            var tap = (Int(t) * problem.r + Int(r)) * problem.s + Int(s)
             comptime for j in range(vector):
                 partials[
-                    unsafe_offset=(Int(slice) * g.c + c + j) * g.taps() + tap
+                    unsafe_offset=(Int(slice) * problem.c + c + j)
+                    * problem.taps()
+                    + tap
                 ] = total[j]
 
 
@@ -240,33 +257,33 @@ def _launch_wgrad[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var channels = g.c // vector
+    var channels = p.c // vector
     var channel_blocks = ceildiv(channels, WGRAD_LANES)
     var lanes = ceildiv(channels, channel_blocks)
     var rows = WGRAD_THREADS // lanes
-    var patches = g.t * ceildiv(g.r, tap_rows) * ceildiv(g.s, tap_columns)
+    var patches = p.t * ceildiv(p.r, tap_rows) * ceildiv(p.s, tap_columns)
     # A ring is filled and emptied once for each march: the longer the ring, the longer the march.
     var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var across = g.n * g.o * ceildiv(g.q, strip_width[dtype]())
+    var across = p.n * p.o * ceildiv(p.q, strip_width[dtype]())
     var march = march_rows(
-        g.p,
+        p.p,
         patches * channels * across,
         processors * WGRAD_THREADS,
         MAX_MARCH_ROWS if tap_rows <= 3 else 2 * MAX_MARCH_ROWS,
     )
-    var units = across * ceildiv(g.p, march)
+    var units = across * ceildiv(p.p, march)
     var blocks = WGRAD_BLOCKS * processors // (patches * channel_blocks)
     # The grid's second extent is at most 65535.
     var most = min(
-        g.workspace_limit // max(1, 4 * g.w_size()), 65535 // channel_blocks
+        p.workspace_limit // max(1, 4 * p.w_size()), 65535 // channel_blocks
     )
     # Whole rounds of the block's rows of threads.
     var share = max(1, ceildiv(units, rows * max(1, min(blocks, most))))
     var slices = max(1, ceildiv(units, rows * share))
-    var partials = scratch[DType.float32](ctx, slices * g.w_size())
+    var partials = scratch[DType.float32](ctx, slices * p.w_size())
     comptime kernel = depthwise_wgrad_kernel[
         dtype, vector, tap_rows, tap_columns, step
     ]
@@ -274,7 +291,7 @@ def _launch_wgrad[
         partials,
         x,
         dy,
-        g,
+        p,
         Int32(lanes),
         Int32(rows),
         Int32(march),
@@ -282,7 +299,7 @@ def _launch_wgrad[
         grid_dim=(patches, channel_blocks * slices),
         block_dim=lanes * rows,
     )
-    add_slices(dw, partials, g.w_size(), slices, ctx)
+    add_slices(dw, partials, p.w_size(), slices, ctx)
 
 
 @no_inline
@@ -292,31 +309,31 @@ def depthwise_wgrad_gpu[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     var aligned = is_aligned(x) and is_aligned(dy)
-    if not (aligned and g.c % PAIR == 0):
-        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
+    if not (aligned and p.c % PAIR == 0):
+        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, p, ctx)
         return
-    if g.dilation_h == 1 and g.dilation_w == 1 and g.taps() > g.t:
+    if p.dilation_h == 1 and p.dilation_w == 1 and p.taps() > p.t:
         # What the patches cover, taps past the window's edge with it. A large patch reads x and dy less often.
-        var small = ceildiv(g.r, 3) * 3 * ceildiv(g.s, 3) * 3
-        var large = ceildiv(g.r, 5) * 5 * ceildiv(g.s, 5) * 5
-        var by_small = g.c % VECTOR == 0 and (
-            max(g.r, g.s) <= 3 or 2 * small <= large
+        var small = ceildiv(p.r, 3) * 3 * ceildiv(p.s, 3) * 3
+        var large = ceildiv(p.r, 5) * 5 * ceildiv(p.s, 5) * 5
+        var by_small = p.c % VECTOR == 0 and (
+            max(p.r, p.s) <= 3 or 2 * small <= large
         )
         comptime for step in [1, 2]:
-            if g.stride_h == step and g.stride_w == step:
+            if p.stride_h == step and p.stride_w == step:
                 if by_small:
-                    _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, g, ctx)
+                    _launch_wgrad[dtype, VECTOR, 3, 3, step](dw, x, dy, p, ctx)
                 else:
-                    _launch_wgrad[dtype, PAIR, 5, 5, step](dw, x, dy, g, ctx)
+                    _launch_wgrad[dtype, PAIR, 5, 5, step](dw, x, dy, p, ctx)
                 return
-    if g.c % VECTOR == 0:
-        if g.taps() == g.t and g.stride_h == 1 and g.stride_w == 1:
-            _launch_wgrad[dtype, VECTOR, 1, 1, 1](dw, x, dy, g, ctx)
+    if p.c % VECTOR == 0:
+        if p.taps() == p.t and p.stride_h == 1 and p.stride_w == 1:
+            _launch_wgrad[dtype, VECTOR, 1, 1, 1](dw, x, dy, p, ctx)
         else:
-            _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, g, ctx)
+            _launch_wgrad[dtype, VECTOR, 1, 1, 0](dw, x, dy, p, ctx)
     else:
-        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, g, ctx)
+        _launch_wgrad[dtype, 1, 1, 1, 0](dw, x, dy, p, ctx)

@@ -74,7 +74,7 @@ def _first_tap(
 def col2im_kernel(
     dx: Ptr[DType.float32],
     z: Ptr[DType.float32],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     tap_step_d: Int32,
     tap_step_h: Int32,
     tap_step_w: Int32,
@@ -83,45 +83,63 @@ def col2im_kernel(
     """Sums one pixel of dx for each thread; z is [taps * C][chunk_pixels]. Neighbouring threads have pixels one stride
     apart: they read neighbouring pixels of dy."""
     var index = Int32(block_idx.x) * _THREADS + Int32(thread_idx.x)
-    var width = Int32(g.w)
-    var stride = Int32(g.stride_w)
+    var width = Int32(problem.w)
+    var stride = Int32(problem.stride_w)
     var across = ceildiv(width, stride)
     var line, i = divide(index, across * stride)
     var phase, step = divide(i, across)
     var w = step * stride + phase
-    var plane, h = divide(line, Int32(g.h))
-    var n, d = divide(plane, Int32(g.d))
-    if w >= width or Int(n) * g.o * g.p * g.q >= Int(chunk_pixels):
+    var plane, h = divide(line, Int32(problem.h))
+    var n, d = divide(plane, Int32(problem.d))
+    if w >= width or Int(n) * problem.o * problem.p * problem.q >= Int(
+        chunk_pixels
+    ):
         return
     var first_t = _first_tap(
-        d, Int32(g.stride_d), Int32(g.dilation_d), Int32(g.pad_d), Int32(g.t)
+        d,
+        Int32(problem.stride_d),
+        Int32(problem.dilation_d),
+        Int32(problem.pad_d),
+        Int32(problem.t),
     )
     var first_r = _first_tap(
-        h, Int32(g.stride_h), Int32(g.dilation_h), Int32(g.pad_h), Int32(g.r)
+        h,
+        Int32(problem.stride_h),
+        Int32(problem.dilation_h),
+        Int32(problem.pad_h),
+        Int32(problem.r),
     )
     var first_s = _first_tap(
-        w, Int32(g.stride_w), Int32(g.dilation_w), Int32(g.pad_w), Int32(g.s)
+        w,
+        Int32(problem.stride_w),
+        Int32(problem.dilation_w),
+        Int32(problem.pad_w),
+        Int32(problem.s),
     )
-    var channels = Int32(g.c)
+    var channels = Int32(problem.c)
     var sums = SIMD[DType.float32, MAX_CHANNELS](0)
-    for t in range(first_t, Int32(g.t), tap_step_d):
+    for t in range(first_t, Int32(problem.t), tap_step_d):
         # Where it divides; a negative quotient is rounded down, below zero.
-        var o = (d + Int32(g.pad_d) - t * Int32(g.dilation_d)) // Int32(
-            g.stride_d
-        )
-        if UInt32(o) >= UInt32(g.o):
+        var o = (
+            d + Int32(problem.pad_d) - t * Int32(problem.dilation_d)
+        ) // Int32(problem.stride_d)
+        if UInt32(o) >= UInt32(problem.o):
             continue
-        for r in range(first_r, Int32(g.r), tap_step_h):
-            var p = (h + Int32(g.pad_h) - r * Int32(g.dilation_h)) // Int32(
-                g.stride_h
-            )
-            if UInt32(p) >= UInt32(g.p):
+        for r in range(first_r, Int32(problem.r), tap_step_h):
+            var p = (
+                h + Int32(problem.pad_h) - r * Int32(problem.dilation_h)
+            ) // Int32(problem.stride_h)
+            if UInt32(p) >= UInt32(problem.p):
                 continue
-            var tap_row = (t * Int32(g.r) + r) * Int32(g.s)
-            var pixel_row = ((n * Int32(g.o) + o) * Int32(g.p) + p) * Int32(g.q)
-            for s in range(first_s, Int32(g.s), tap_step_w):
-                var q = (w + Int32(g.pad_w) - s * Int32(g.dilation_w)) // stride
-                if UInt32(q) < UInt32(g.q):
+            var tap_row = (t * Int32(problem.r) + r) * Int32(problem.s)
+            var pixel_row = (
+                (n * Int32(problem.o) + o) * Int32(problem.p) + p
+            ) * Int32(problem.q)
+            for s in range(first_s, Int32(problem.s), tap_step_w):
+                var q = (
+                    w + Int32(problem.pad_w) - s * Int32(problem.dilation_w)
+                ) // stride
+                if UInt32(q) < UInt32(problem.q):
                     var at = z.unsafe_offset(
                         Int((tap_row + s) * channels) * Int(chunk_pixels)
                         + Int(pixel_row + q)
@@ -130,20 +148,20 @@ def col2im_kernel(
                         if Int32(c) < channels:
                             sums[c] += at[unsafe_offset=c * Int(chunk_pixels)]
     var target = dx.unsafe_offset(
-        ((Int(plane) * g.h + Int(h)) * g.w + Int(w)) * g.c
+        ((Int(plane) * problem.h + Int(h)) * problem.w + Int(w)) * problem.c
     )
     comptime for c in range(MAX_CHANNELS):
         if Int32(c) < channels:
             target[unsafe_offset=c] = sums[c]
 
 
-def _chunk_images(g: ConvolutionProblem) -> Int:
+def _chunk_images(p: ConvolutionProblem) -> Int:
     """Returns the number of images whose z is made at a time, 0 if not even one fits.
     """
-    var image = 4 * g.taps() * g.c * g.o * g.p * g.q
-    var filter = 4 * g.w_size()
-    var most = (g.workspace_limit - filter) // image
-    return max(0, min(min(g.n, most), max(1, _CACHED_BYTES // image)))
+    var image = 4 * p.taps() * p.c * p.o * p.p * p.q
+    var filter = 4 * p.w_size()
+    var most = (p.workspace_limit - filter) // image
+    return max(0, min(min(p.n, most), max(1, _CACHED_BYTES // image)))
 
 
 @no_inline
@@ -151,14 +169,14 @@ def gemm_col2im(
     dx: Ptr[DType.float32],
     dy: Ptr[DType.float32],
     w: Ptr[DType.float32],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    """Computes the data gradient; in TF32 where `g.allow_tf32`."""
-    var rows = g.taps() * g.c
-    var images = _chunk_images(g)
-    var image_pixels = g.o * g.p * g.q
-    var filter = scratch[DType.float32](ctx, g.w_size())
+    """Computes the data gradient; in TF32 where `p.allow_tf32`."""
+    var rows = p.taps() * p.c
+    var images = _chunk_images(p)
+    var image_pixels = p.o * p.p * p.q
+    var filter = scratch[DType.float32](ctx, p.w_size())
     var z = scratch[DType.float32](ctx, rows * images * image_pixels)
     var filter_at = Ptr[DType.float32](
         unsafe_from_address=Int(filter.unsafe_ptr())
@@ -167,18 +185,18 @@ def gemm_col2im(
     ctx.enqueue_function[transpose_kernel](
         filter_at,
         w,
-        Int32(g.k),
+        Int32(p.k),
         Int32(rows),
-        grid_dim=ceildiv(g.w_size(), _THREADS),
+        grid_dim=ceildiv(p.w_size(), _THREADS),
         block_dim=_THREADS,
     )
-    for first in range(0, g.n, images):
-        var count = min(images, g.n - first)
+    for first in range(0, p.n, images):
+        var count = min(images, p.n - first)
         var pixels = count * image_pixels
         # Its pixels are the rows of w, its output channels the pixels of dy.
         var product = ConvolutionProblem(
             n=rows,
-            c=g.k,
+            c=p.k,
             k=pixels,
             groups=1,
             d=1,
@@ -199,27 +217,27 @@ def gemm_col2im(
             pad_d=0,
             pad_h=0,
             pad_w=0,
-            workspace_limit=g.workspace_limit,
-            allow_tf32=g.allow_tf32,
+            workspace_limit=p.workspace_limit,
+            allow_tf32=p.allow_tf32,
             taps_inside=False,
         )
         var operands = ConvolutionTensors(
             z_at,
             filter_at,
-            dy.unsafe_offset(first * image_pixels * g.k),
+            dy.unsafe_offset(first * image_pixels * p.k),
             NO_EPILOGUE,
         )
         _ = _Products.launch[DType.float32, FPROP, ONE_GROUP](
             ctx, operands, product
         )
-        var threads = count * g.d * g.h * ceildiv(g.w, g.stride_w) * g.stride_w
+        var threads = count * p.d * p.h * ceildiv(p.w, p.stride_w) * p.stride_w
         ctx.enqueue_function[col2im_kernel](
-            dx.unsafe_offset(first * g.d * g.h * g.w * g.c),
+            dx.unsafe_offset(first * p.d * p.h * p.w * p.c),
             z_at,
-            g,
-            Int32(g.stride_d // gcd(g.stride_d, g.dilation_d)),
-            Int32(g.stride_h // gcd(g.stride_h, g.dilation_h)),
-            Int32(g.stride_w // gcd(g.stride_w, g.dilation_w)),
+            p,
+            Int32(p.stride_d // gcd(p.stride_d, p.dilation_d)),
+            Int32(p.stride_h // gcd(p.stride_h, p.dilation_h)),
+            Int32(p.stride_w // gcd(p.stride_w, p.dilation_w)),
             Int32(pixels),
             grid_dim=ceildiv(threads, _THREADS),
             block_dim=_THREADS,

@@ -280,11 +280,11 @@ def filter_tap(r: Int32, s: Int32, phase: Phase, filter_s: Int32) -> Int32:
     ) * filter_s + (Int32(phase.w.first_tap) + s * Int32(phase.w.tap_step))
 
 
-def phases_of[pass_: Int](g: ConvolutionProblem) -> PhaseTable:
+def phases_of[pass_: Int](p: ConvolutionProblem) -> PhaseTable:
     comptime if pass_ == DGRAD:
-        return PhaseTable.of(g)
+        return PhaseTable.of(p)
     else:
-        return PhaseTable.single(forward_phases(g)[0])
+        return PhaseTable.single(forward_phases(p)[0])
 
 
 def widest(table: PhaseTable) -> Phase:

@@ -421,16 +421,16 @@ struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     """Bytes of a block's filter."""
 
     @staticmethod
-    def of[pass_: Int](g: ConvolutionProblem) -> Self:
-        var depth = g.group_c() if pass_ == FPROP else g.group_k()
-        var columns = g.group_k() if pass_ == FPROP else g.group_c()
-        var together = max(1, min(g.groups, CHUNK // max(depth, columns)))
+    def of[pass_: Int](p: ConvolutionProblem) -> Self:
+        var depth = p.group_c() if pass_ == FPROP else p.group_k()
+        var columns = p.group_k() if pass_ == FPROP else p.group_c()
+        var together = max(1, min(p.groups, CHUNK // max(depth, columns)))
         return Self(
             depth,
             columns,
             width_of(columns),
             together,
-            together * g.taps() * depth * columns * 2,
+            together * p.taps() * depth * columns * 2,
         )
 
     def room(self) -> SharedBudget:

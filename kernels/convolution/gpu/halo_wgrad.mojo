@@ -335,26 +335,26 @@ struct _WgradGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     var room: SharedBudget
 
     @staticmethod
-    def of(g: ConvolutionProblem) -> Self:
+    def of(p: ConvolutionProblem) -> Self:
         var together = max(
-            1, min(g.groups, CHUNK // max(g.group_c(), g.group_k()))
+            1, min(p.groups, CHUNK // max(p.group_c(), p.group_k()))
         )
-        var width = width_of(g.group_c())
+        var width = width_of(p.group_c())
         var units = (
             together
-            * (g.group_c() // width)
-            * ceildiv(g.group_k(), _ROWS)
-            * ceildiv(g.taps(), _TAPS)
+            * (p.group_c() // width)
+            * ceildiv(p.group_k(), _ROWS)
+            * ceildiv(p.taps(), _TAPS)
         )
         return Self(
             width,
             together,
             ceildiv(units, _WARPS),
-            ceildiv(g.groups, together),
+            ceildiv(p.groups, together),
             SharedBudget(
                 SHARED_BYTES - _ZERO_BYTES - 8 * MAX_PIXELS,
-                together * g.group_c() // VECTOR,
-                Int(row_bytes(Int32(together * g.group_k() // VECTOR))),
+                together * p.group_c() // VECTOR,
+                Int(row_bytes(Int32(together * p.group_k() // VECTOR))),
             ),
         )
 
@@ -366,16 +366,16 @@ struct _Choice(ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 def _choose(
-    g: ConvolutionProblem, shape: _WgradGroups, processors: Int
+    p: ConvolutionProblem, shape: _WgradGroups, processors: Int
 ) -> _Choice:
     """Chooses the launch with the fewest cycles by a model of blocks of which two share a multiprocessor.
     """
-    var phase = forward_phases(g)[0]
+    var phase = forward_phases(p)[0]
     var walkers = max(1, 2 * processors // (shape.chunks * shape.parts))
-    var most = min(walkers, max(1, g.workspace_limit // (4 * g.w_size())))
-    var best = _Choice(smallest(g.n, phase), 1)
+    var most = min(walkers, max(1, p.workspace_limit // (4 * p.w_size())))
+    var best = _Choice(smallest(p.n, phase), 1)
     var least = Float64.MAX
-    for tiling in tilings(g.n, phase, shape.room):
+    for tiling in tilings(p.n, phase, shape.room):
         # Reading the second-level cache, and shared memory for mma.
         var copied = Float64(shape.room.tile_bytes(tiling, phase)) / 32
         var products = Float64(
@@ -392,7 +392,7 @@ def _choose(
             var cost = Float64(rounds) * tile
             if slices > 1:
                 # Another launch, and what it reads.
-                cost += 4000 + Float64(8 * g.w_size() * slices) / 2000
+                cost += 4000 + Float64(8 * p.w_size() * slices) / 2000
             if cost < least:
                 least = cost
                 best = _Choice(tiling, slices)

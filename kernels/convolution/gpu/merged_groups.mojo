@@ -47,20 +47,20 @@ def _take_diagonal_kernel[
         ]
 
 
-def _together(g: ConvolutionProblem) -> Int:
+def _together(p: ConvolutionProblem) -> Int:
     """Returns how many groups fill a tile."""
-    var most = _CHANNELS // max(g.group_c(), g.group_k())
-    for count in range(min(most, g.groups), 1, -1):
-        if g.groups % count == 0:
+    var most = _CHANNELS // max(p.group_c(), p.group_k())
+    for count in range(min(most, p.groups), 1, -1):
+        if p.groups % count == 0:
             return count
     return 1
 
 
-def _merged(g: ConvolutionProblem) -> ConvolutionProblem:
-    var problem = g
-    problem.groups = g.groups // _together(g)
+def _merged(p: ConvolutionProblem) -> ConvolutionProblem:
+    var problem = p
+    problem.groups = p.groups // _together(p)
     # The larger gradient is scratch memory too.
-    problem.workspace_limit = g.workspace_limit - 4 * problem.w_size()
+    problem.workspace_limit = p.workspace_limit - 4 * problem.w_size()
     return problem
 
 

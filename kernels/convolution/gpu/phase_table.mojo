@@ -96,15 +96,15 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     @staticmethod
-    def takes(g: ConvolutionProblem) -> Bool:
-        return max(g.stride_d, max(g.stride_h, g.stride_w)) <= MAX_STRIDE
+    def takes(p: ConvolutionProblem) -> Bool:
+        return max(p.stride_d, max(p.stride_h, p.stride_w)) <= MAX_STRIDE
 
     @staticmethod
-    def of(g: ConvolutionProblem) -> Self:
+    def of(p: ConvolutionProblem) -> Self:
         """Returns the phases of a problem whose input is not empty."""
-        var phases = gradient_phases(g, 0)
-        var w_count = min(g.stride_w, g.w)
-        var h_count = min(g.stride_h, g.h)
+        var phases = gradient_phases(p, 0)
+        var w_count = min(p.stride_w, p.w)
+        var h_count = min(p.stride_h, p.h)
         var d = List[PhaseAxis]()
         var h = List[PhaseAxis]()
         var w = List[PhaseAxis]()
@@ -112,7 +112,7 @@ struct PhaseTable(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
             w.append(phases[i].w)
         for i in range(h_count):
             h.append(phases[i * w_count].h)
-        for i in range(min(g.stride_d, g.d)):
+        for i in range(min(p.stride_d, p.d)):
             d.append(phases[i * w_count * h_count].d)
         return Self(AxisTable.of(d), AxisTable.of(h), AxisTable.of(w))
 

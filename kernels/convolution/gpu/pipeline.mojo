@@ -56,20 +56,20 @@ def left_to_warpgroups[dtype: DType, exact: Bool]() -> Bool:
     return compiling_for_hopper() and dtype == DType.float32 and not exact
 
 
-def block_refusal[pass_: Int](g: ConvolutionProblem) -> Optional[String]:
+def block_refusal[pass_: Int](p: ConvolutionProblem) -> Optional[String]:
     """Returns None, or why the block-tiled kernels do not take the problem."""
-    if g.x_size() == 0 or g.y_size() == 0 or g.w_size() == 0:
+    if p.x_size() == 0 or p.y_size() == 0 or p.w_size() == 0:
         return String("a tensor is empty")
     # Rows, columns and blocks are counted in 32 bits; elements are not.
-    if max(g.input_pixels(), g.output_pixels()) >= 1 << 31:
+    if max(p.input_pixels(), p.output_pixels()) >= 1 << 31:
         return String("more than 2^31 pixels")
-    if g.taps() * max(g.group_c(), g.group_k()) >= 1 << 31:
+    if p.taps() * max(p.group_c(), p.group_k()) >= 1 << 31:
         return String("a reduction of more than 2^31 steps")
     comptime if pass_ != FPROP and pass_ != DGRAD:
-        if 4 * g.w_size() > g.workspace_limit:
+        if 4 * p.w_size() > p.workspace_limit:
             return String(
-                t"the sums take {4 * g.w_size()} bytes, the workspace limit is"
-                t" {g.workspace_limit}"
+                t"the sums take {4 * p.w_size()} bytes, the workspace limit is"
+                t" {p.workspace_limit}"
             )
     return None
 

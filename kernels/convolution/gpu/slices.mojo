@@ -10,7 +10,7 @@ comptime _BLOCK_COST = 6
 
 
 def choose_slices(
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     tiles: Int,
     at_once: Int,
     stages: Int,
@@ -22,14 +22,14 @@ def choose_slices(
     Blocks run `at_once`: a last round of few takes as long as the others. A tile has `stages` stages in all. Every
     slice writes sums that are read again, and memory moves `stage_bytes` while one stage runs.
     """
-    var fit = g.workspace_limit // max(1, 4 * g.w_size())
+    var fit = p.workspace_limit // max(1, 4 * p.w_size())
     var best = 1
     var least = Int.MAX
     for slices in range(1, max(1, min(min(fit, _MAX_SLICES), stages)) + 1):
         var rounds = ceildiv(tiles * slices, at_once)
         var cost = rounds * (ceildiv(stages, slices) + _BLOCK_COST)
         if slices > 1:
-            cost += 8 * g.w_size() * slices // stage_bytes
+            cost += 8 * p.w_size() * slices // stage_bytes
         if cost < least:
             least = cost
             best = slices

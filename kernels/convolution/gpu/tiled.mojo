@@ -70,17 +70,17 @@ def convolution_tiled_gather_kernel[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     phase: Phase,
 ):
     """Computes one TILE x TILE tile of y or of one phase of dx."""
     comptime forward = pass_ == FPROP
-    var channels = g.c if forward else g.k
-    var result_channels = g.k if forward else g.c
-    var depth = channels // g.groups
-    var columns = result_channels // g.groups
+    var channels = problem.c if forward else problem.k
+    var result_channels = problem.k if forward else problem.c
+    var depth = channels // problem.groups
+    var columns = result_channels // problem.groups
     var taps = phase.taps()
-    var rows = phase.rows(g.n)
+    var rows = phase.rows(problem.n)
     var a = stack_allocation[
         DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
     ]()
@@ -132,13 +132,17 @@ def convolution_tiled_gather_kernel[
                         unsafe_offset=pixel * channels + group * depth + c_i
                     ].cast[DType.float32]()
                 if column < columns:
-                    var full = full_tap(g, phase, tap_i)
-                    var k = group * g.group_k()
+                    var full = full_tap(problem, phase, tap_i)
+                    var k = group * problem.group_k()
                     var at: Int
                     comptime if forward:
-                        at = ((k + column) * g.taps() + full) * depth + c_i
+                        at = (
+                            (k + column) * problem.taps() + full
+                        ) * depth + c_i
                     else:
-                        at = ((k + c_i) * g.taps() + full) * columns + column
+                        at = (
+                            (k + c_i) * problem.taps() + full
+                        ) * columns + column
                     right = w[unsafe_offset=at].cast[DType.float32]()
             a[unsafe_offset=(inner + i) * TILE + line] = left
             b[unsafe_offset=(inner + i) * TILE + line] = right
@@ -200,15 +204,15 @@ def convolution_tiled_wgrad_kernel[
     partials: Ptr[DType.float32],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    problem: ConvolutionProblem,
     slice_pixels: Int64,
     slices: Int64,
 ):
     """Computes one TILE x TILE tile of one slice's partial dw."""
-    var kg = g.group_k()
-    var cg = g.group_c()
-    var columns = g.taps() * cg
-    var pixels = g.output_pixels()
+    var kg = problem.group_k()
+    var cg = problem.group_c()
+    var columns = problem.taps() * cg
+    var pixels = problem.output_pixels()
     var a = stack_allocation[
         DEPTH * TILE, Float32, address_space=AddressSpace.SHARED
     ]()
@@ -229,43 +233,58 @@ def convolution_tiled_wgrad_kernel[
     var acc = Array[SIMD[DType.float32, THREAD_RESULTS], THREAD_RESULTS](fill=0)
     for start in range(first, last, DEPTH):
         var pixel = start + line
-        var q = pixel % g.q
-        var rest = pixel // g.q
-        var p = rest % g.p
-        rest //= g.p
-        var o = rest % g.o
-        var n = rest // g.o
+        var q = pixel % problem.q
+        var rest = pixel // problem.q
+        var p = rest % problem.p
+        rest //= problem.p
+        var o = rest % problem.o
+        var n = rest // problem.o
         comptime for i in range(THREAD_RESULTS):
             var left = Float32(0)
             var right = Float32(0)
             if pixel < last:
                 if first_k + i < kg:
                     left = dy[
-                        unsafe_offset=pixel * g.k + group * kg + first_k + i
+                        unsafe_offset=pixel * problem.k
+                        + group * kg
+                        + first_k
+                        + i
                     ].cast[DType.float32]()
                 var column = first_column + i
                 if column < columns:
                     var tap = column // cg
-                    var s = tap % g.s
-                    var outer = tap // g.s
+                    var s = tap % problem.s
+                    var outer = tap // problem.s
                     var d = (
-                        o * g.stride_d + outer // g.r * g.dilation_d - g.pad_d
+                        o * problem.stride_d
+                        + outer // problem.r * problem.dilation_d
+                        - problem.pad_d
                     )
                     var h = (
-                        p * g.stride_h + outer % g.r * g.dilation_h - g.pad_h
+                        p * problem.stride_h
+                        + outer % problem.r * problem.dilation_h
+                        - problem.pad_h
                     )
-                    var at = q * g.stride_w + s * g.dilation_w - g.pad_w
+                    var at = (
+                        q * problem.stride_w
+                        + s * problem.dilation_w
+                        - problem.pad_w
+                    )
                     if (
                         d >= 0
-                        and d < g.d
+                        and d < problem.d
                         and h >= 0
-                        and h < g.h
+                        and h < problem.h
                         and at >= 0
-                        and at < g.w
+                        and at < problem.w
                     ):
                         right = x[
-                            unsafe_offset=(((n * g.d + d) * g.h + h) * g.w + at)
-                            * g.c
+                            unsafe_offset=(
+                                ((n * problem.d + d) * problem.h + h)
+                                * problem.w
+                                + at
+                            )
+                            * problem.c
                             + group * cg
                             + column % cg
                         ].cast[DType.float32]()
@@ -281,7 +300,7 @@ def convolution_tiled_wgrad_kernel[
         )
         barrier()
 
-    var base = partials.unsafe_offset(slice * g.w_size())
+    var base = partials.unsafe_offset(slice * problem.w_size())
     comptime for i in range(THREAD_RESULTS):
         var k = block_idx.y * TILE + thread // SIDE * THREAD_RESULTS + i
         comptime for j in range(THREAD_RESULTS):
@@ -327,28 +346,28 @@ def tiled_gather_gpu[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     """Computes the forward pass (source x, result y) or the data gradient (source dy, result dx).
     """
     var phases: List[Phase]
     comptime if pass_ == FPROP:
-        phases = forward_phases(g)
+        phases = forward_phases(p)
     else:
-        phases = gradient_phases(g, 0)
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+        phases = gradient_phases(p, 0)
+    var columns = p.group_k() if pass_ == FPROP else p.group_c()
     for phase in phases:
-        var rows = phase.rows(g.n)
+        var rows = phase.rows(p.n)
         if rows == 0:
             continue
         ctx.enqueue_function[convolution_tiled_gather_kernel[dtype, pass_]](
             result,
             source,
             w,
-            g,
+            p,
             phase,
-            grid_dim=(ceildiv(rows, TILE), ceildiv(columns, TILE), g.groups),
+            grid_dim=(ceildiv(rows, TILE), ceildiv(columns, TILE), p.groups),
             block_dim=THREADS,
         )
 
@@ -360,39 +379,39 @@ def tiled_wgrad_gpu[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
     """Computes the weight gradient; its partial sums stay within the workspace limit.
     """
-    var size = g.w_size()
-    var tiles_k = ceildiv(g.group_k(), TILE)
-    var tiles_c = ceildiv(g.taps() * g.group_c(), TILE)
-    var slices = wgrad_slices(g, tiles_k * tiles_c * g.groups, MIN_SLICE)
+    var size = p.w_size()
+    var tiles_k = ceildiv(p.group_k(), TILE)
+    var tiles_c = ceildiv(p.taps() * p.group_c(), TILE)
+    var slices = wgrad_slices(p, tiles_k * tiles_c * p.groups, MIN_SLICE)
     # The grid's third extent is at most 65535.
-    slices = max(1, min(slices, 65535 // g.groups))
+    slices = max(1, min(slices, 65535 // p.groups))
     var partials = scratch[DType.float32](ctx, slices * size)
     ctx.enqueue_function[convolution_tiled_wgrad_kernel[dtype]](
         partials,
         x,
         dy,
-        g,
-        Int64(ceildiv(g.output_pixels(), slices)),
+        p,
+        Int64(ceildiv(p.output_pixels(), slices)),
         Int64(slices),
-        grid_dim=(tiles_c, tiles_k, g.groups * slices),
+        grid_dim=(tiles_c, tiles_k, p.groups * slices),
         block_dim=THREADS,
     )
     add_slices(dw, partials, size, slices, ctx)
 
 
-def wgrad_slices(g: ConvolutionProblem, blocks: Int, least: Int) -> Int:
+def wgrad_slices(p: ConvolutionProblem, blocks: Int, least: Int) -> Int:
     """Returns the number of slices of pixels that fill the GPU within the workspace limit, at least one.
     """
     var wanted = min(
         ceildiv(SATURATING_BLOCKS, max(1, blocks)),
-        ceildiv(g.output_pixels(), least),
+        ceildiv(p.output_pixels(), least),
     )
-    var fit = g.workspace_limit // max(1, 4 * g.w_size())
+    var fit = p.workspace_limit // max(1, 4 * p.w_size())
     return max(1, min(min(wanted, fit), MAX_SLICES))
 
 

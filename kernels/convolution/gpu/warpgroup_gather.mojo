@@ -253,24 +253,24 @@ def _launch[
     result: Ptr[dtype],
     source: Ptr[dtype],
     w: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var depth = g.group_c() if pass_ == FPROP else g.group_k()
-    var columns = g.group_k() if pass_ == FPROP else g.group_c()
+    var depth = p.group_c() if pass_ == FPROP else p.group_k()
+    var columns = p.group_k() if pass_ == FPROP else p.group_c()
     var tables = List[PhaseTable]()
     comptime if _together[pass_, shape]():
-        tables.append(PhaseTable.of(g))
+        tables.append(PhaseTable.of(p))
     elif pass_ == FPROP:
-        tables.append(PhaseTable.single(forward_phases(g)[0]))
+        tables.append(PhaseTable.single(forward_phases(p)[0]))
     else:
-        for phase in gradient_phases(g, 0):
+        for phase in gradient_phases(p, 0):
             tables.append(PhaseTable.single(phase))
     for table in tables:
         var tiles = (
-            ceildiv(table.most_rows(g.n), shape.rows)
+            ceildiv(table.most_rows(p.n), shape.rows)
             * ceildiv(columns, shape.columns)
-            * g.groups
+            * p.groups
         )
         if tiles == 0:
             continue
@@ -280,14 +280,14 @@ def _launch[
             source,
             w,
             table,
-            Int32(g.n),
+            Int32(p.n),
             Int32(tiles),
             Int32(depth),
             Int32(columns),
-            Int32(g.groups),
-            Int32(g.taps()),
-            Int32(g.r),
-            Int32(g.s),
+            Int32(p.groups),
+            Int32(p.taps()),
+            Int32(p.r),
+            Int32(p.s),
             grid_dim=table.count() * tiles,
             block_dim=THREADS,
             shared_mem_bytes=shape.shared_bytes(),

@@ -59,21 +59,21 @@ comptime _STAGE_BYTES = 1 << 20
 
 
 @always_inline
-def _advance(mut at: Pixel, by: Pixel, g: ConvolutionProblem):
+def _advance(mut at: Pixel, by: Pixel, p: ConvolutionProblem):
     """Advances by as many pixels as `by` is from pixel zero; its indices are within the extents.
     """
     at.n += by.n
     at.o += by.o
     at.p += by.p
     at.q += by.q
-    if at.q >= Int32(g.q):
-        at.q -= Int32(g.q)
+    if at.q >= Int32(p.q):
+        at.q -= Int32(p.q)
         at.p += 1
-    if at.p >= Int32(g.p):
-        at.p -= Int32(g.p)
+    if at.p >= Int32(p.p):
+        at.p -= Int32(p.p)
         at.o += 1
-    if at.o >= Int32(g.o):
-        at.o -= Int32(g.o)
+    if at.o >= Int32(p.o):
+        at.o -= Int32(p.o)
         at.n += 1
 
 
@@ -90,7 +90,7 @@ def warpgroup_wgrad_kernel[
     sums_of_slices: Ptr[DType.float32],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     rows: Int32,
     depth: Int32,
     columns: Int32,
@@ -111,7 +111,7 @@ def warpgroup_wgrad_kernel[
         Int32(block_idx.x), ceildiv(columns, Int32(shape.columns))
     )
     var outer, row_tile = divide(rest, ceildiv(rows, Int32(shape.rows)))
-    var slice, group = divide(outer, Int32(g.groups))
+    var slice, group = divide(outer, Int32(p.groups))
     var first_row = row_tile * Int32(shape.rows)
     var first_column = column_tile * Int32(shape.columns)
     var first = slice * slice_pixels
@@ -131,12 +131,12 @@ def warpgroup_wgrad_kernel[
             first_column + across.row + Int32(i * APART),
             columns,
             depth,
-            g,
+            p,
             Int(group * depth),
         )
     var pixel = first + across.step
-    var at = pixel_of(pixel, g)
-    var stage_pixels = pixel_of(steps, g)
+    var at = pixel_of(pixel, p)
+    var stage_pixels = pixel_of(steps, p)
     var a = Array[Vector[dtype], a_count](fill=0)
     var b = Array[Vector[dtype], b_count](fill=0)
 
@@ -144,29 +144,29 @@ def warpgroup_wgrad_kernel[
     def load() {mut a, mut b, mut at, mut pixel, imm}:
         """Loads the next stage into registers."""
         var exists = pixel < last
-        var line = Int(pixel) * g.k + Int(group * rows)
+        var line = Int(pixel) * p.k + Int(group * rows)
         comptime for i in range(a_count):
             var channel = first_row + across.row + Int32(i * APART)
             a[i] = load_vector[dtype](
                 dy, line + Int(channel), exists and channel < rows
             )
-        var d = at.o * Int32(g.stride_d)
-        var h = at.p * Int32(g.stride_h)
-        var w = at.q * Int32(g.stride_w)
+        var d = at.o * Int32(p.stride_d)
+        var h = at.p * Int32(p.stride_h)
+        var w = at.q * Int32(p.stride_w)
         var offset = (
-            ((Int(at.n) * g.d + Int(d)) * g.h + Int(h)) * g.w + Int(w)
-        ) * g.c
+            ((Int(at.n) * p.d + Int(d)) * p.h + Int(h)) * p.w + Int(w)
+        ) * p.c
         comptime for i in range(b_count):
             var source = sources[i]
             b[i] = load_vector[dtype](
                 x,
                 offset + source.base,
                 exists
-                and UInt32(d + source.d) < UInt32(g.d)
-                and UInt32(h + source.h) < UInt32(g.h)
-                and UInt32(w + source.w) < UInt32(g.w),
+                and UInt32(d + source.d) < UInt32(p.d)
+                and UInt32(h + source.h) < UInt32(p.h)
+                and UInt32(w + source.w) < UInt32(p.w),
             )
-        _advance(at, stage_pixels, g)
+        _advance(at, stage_pixels, p)
         pixel += steps
 
     @always_inline
@@ -205,7 +205,7 @@ def warpgroup_wgrad_kernel[
         finish_product()
 
     var target = sums_of_slices.unsafe_offset(
-        (Int(slice) * g.groups + Int(group)) * Int(rows) * Int(columns)
+        (Int(slice) * p.groups + Int(group)) * Int(rows) * Int(columns)
     )
     var row = first_row + sum_row(thread)
     var column = first_column + sum_column(thread)
@@ -233,41 +233,41 @@ def _launch[
     dw: Ptr[dtype],
     x: Ptr[dtype],
     dy: Ptr[dtype],
-    g: ConvolutionProblem,
+    p: ConvolutionProblem,
     ctx: DeviceContext,
 ) raises:
-    var columns = g.taps() * g.group_c()
+    var columns = p.taps() * p.group_c()
     var tiles = (
-        ceildiv(g.group_k(), shape.rows)
+        ceildiv(p.group_k(), shape.rows)
         * ceildiv(columns, shape.columns)
-        * g.groups
+        * p.groups
     )
-    var stages = ceildiv(g.output_pixels(), steps_of[dtype]())
+    var stages = ceildiv(p.output_pixels(), steps_of[dtype]())
     var at_once = (1 if shape == TILE_128X128 else 2) * ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    var slices = choose_slices(g, tiles, at_once, stages, _STAGE_BYTES)
+    var slices = choose_slices(p, tiles, at_once, stages, _STAGE_BYTES)
     # Whole stages to a slice.
     var slice_pixels = ceildiv(stages, slices) * steps_of[dtype]()
-    slices = ceildiv(g.output_pixels(), slice_pixels)
+    slices = ceildiv(p.output_pixels(), slice_pixels)
     # float32 sums of a single slice are the result.
     var partials: DeviceBuffer[DType.float32]
     comptime if dtype == DType.float32:
         partials = DeviceBuffer[DType.float32](
-            ctx, rebind[Ptr[DType.float32]](dw), g.w_size(), owning=False
-        ) if slices == 1 else scratch[DType.float32](ctx, slices * g.w_size())
+            ctx, rebind[Ptr[DType.float32]](dw), p.w_size(), owning=False
+        ) if slices == 1 else scratch[DType.float32](ctx, slices * p.w_size())
     else:
-        partials = scratch[DType.float32](ctx, slices * g.w_size())
+        partials = scratch[DType.float32](ctx, slices * p.w_size())
     comptime kernel = warpgroup_wgrad_kernel[dtype, shape]
     ctx.enqueue_function[kernel](
         partials,
         x,
         dy,
-        g,
-        Int32(g.group_k()),
-        Int32(g.group_c()),
+        p,
+        Int32(p.group_k()),
+        Int32(p.group_c()),
         Int32(columns),
-        Int32(g.output_pixels()),
+        Int32(p.output_pixels()),
         Int32(slice_pixels),
         grid_dim=tiles * slices,
         block_dim=THREADS,
@@ -277,7 +277,7 @@ def _launch[
         ),
     )
     if dtype != DType.float32 or slices > 1:
-        add_slices(dw, partials, g.w_size(), slices, ctx)
+        add_slices(dw, partials, p.w_size(), slices, ctx)
 
 
 struct WarpgroupWgrad(ConvolutionKernel):
