@@ -17,8 +17,8 @@ from .problem import ConvolutionProblem
 
 @fieldwise_init
 struct FusedConvolution(ImplicitlyCopyable):
-    """The numbers of a call of fprop or dgrad together with a program: those of the convolution alone, and the shapes of the result, of x or
-    dy, and of w."""
+    """The numbers of a call of fprop or dgrad together with a program: those of the convolution alone, and the shapes of
+    the result, of x or dy, and of w."""
 
     var numbers: ConvolutionNumbers
     var result: IndexList[5]
@@ -45,7 +45,7 @@ struct FusedConvolution(ImplicitlyCopyable):
     def run[
         plain: StaticString
     ](self, result: Int, a: Int, b: Int, ctx: DeviceContext) raises:
-        """The library's function for the convolution alone, of tensors at these addresses.
+        """Runs the library's function for the convolution alone, on tensors at these addresses.
         """
         var call = Call()
         self.numbers.append_to(call)
@@ -95,7 +95,7 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
         self.b = arguments.take_word()
 
     def is_aligned(self) -> Bool:
-        """Whether what a vector is read of or written to begins at a multiple of 16 bytes, beside a and b.
+        """Returns whether what a vector is read of or written to begins at a multiple of 16 bytes, beside a and b.
         """
         var together = 0
         comptime for n in range(Self.count):
@@ -108,7 +108,7 @@ struct FusedCall[count: Int, dims: Int, sums: Int = NO_SUMS]:
     def run_sums[
         plain: StaticString
     ](self, stored: Int, rows: Int, channels: Int, ctx: DeviceContext) raises:
-        """The library's function for the sums alone, of what is stored at this address: [rows, channels]. It takes the
+        """Runs the library's function for the sums alone, on what is stored at this address: [rows, channels]. It takes the
         statistics' numbers, then what is made, what is stored, and what is read beside it.
         """
         var call = Call()

@@ -73,7 +73,7 @@ trait Heuristic:
 
 
 struct AlwaysWorthwhile(Heuristic):
-    """A rule by which the first kernel that can implement a problem is the fastest.
+    """A rule by which the first kernel that does not refuse a problem is the fastest.
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ trait KernelChoice:
 
 
 struct Table[Rule: Heuristic, *Kernels: ConvolutionKernel](KernelChoice):
-    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
+    """Kernels in order; the first that is worthwhile and does not refuse a problem runs it.
     """
 
     @staticmethod

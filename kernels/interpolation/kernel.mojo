@@ -64,7 +64,7 @@ trait Heuristic:
 
 
 struct AlwaysWorthwhile(Heuristic):
-    """The first kernel that can implement a problem is the fastest."""
+    """The first kernel that does not refuse a problem is the fastest."""
 
     @staticmethod
     def is_worthwhile[
@@ -89,7 +89,7 @@ trait KernelChoice:
 
 
 struct Table[Rule: Heuristic, *Kernels: InterpolationKernel](KernelChoice):
-    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
+    """Kernels in order; the first that is worthwhile and does not refuse a problem runs it.
     """
 
     @staticmethod

@@ -103,7 +103,7 @@ trait KernelChoice:
 
 
 struct Table[Rule: Heuristic, *Kernels: PoolingKernel](KernelChoice):
-    """Kernels in order; the first that is worthwhile and can implement a problem runs it.
+    """Kernels in order; the first that is worthwhile and does not refuse a problem runs it.
     """
 
     @staticmethod

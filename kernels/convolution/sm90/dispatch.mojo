@@ -51,8 +51,8 @@ comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]
 def runs_fused[
     dtype: DType, pass_: Int, room: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-    """Whether the matrix products with a program in their store, which have room for so many phases, run the problem as it
-    is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py) forecasts it.
+    """Returns whether the matrix products with a program in their store, which have room for so many phases, run the
+    problem as it is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py) forecasts it.
     """
     comptime if compiles_fused[dtype, pass_]():
         return (

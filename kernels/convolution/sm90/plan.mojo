@@ -50,7 +50,7 @@ struct Im2colAxis(ImplicitlyCopyable):
     var extent: Int
     """Result pixels of this phase."""
     var first: Int
-    """First result pixel; the next ones follow in steps of `Pass.out_step`."""
+    """First result pixel; the next ones follow in steps of `Im2colPlan.out_step`."""
     var taps: Int
     var tap: Int
     """First filter tap that takes part."""
