@@ -167,12 +167,12 @@ def _check_rows(p: ConvolutionProblem, dgrad: Bool, var rows: List[Int]) raises:
 def _walk_halos(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
     var table = phases_of[DGRAD](p) if dgrad else phases_of[FPROP](p)
     var phase = widest(table)
-    var room = SharedBudget(64 * 1024, _VECTORS, 0 if dgrad else 144)
-    var ways = tilings(p.n, phase, room)
-    if room.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
+    var budget = SharedBudget(64 * 1024, _VECTORS, 0 if dgrad else 144)
+    var ways = tilings(p.n, phase, budget)
+    if budget.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
         raise Error("the smallest tile fits where none does, or does not")
     for way in ways:
-        _walk_halo(p, dgrad, table, way, room.halo_bytes(way, phase))
+        _walk_halo(p, dgrad, table, way, budget.halo_bytes(way, phase))
     return len(ways)
 
 

@@ -30,7 +30,7 @@ def test_a_call_is_those_of_convolution_program_and_sums_in_one() -> None:
 
 
 def test_parameters_say_which_kernel() -> None:
-    kernel = FusedKernel("conv_dgrad", DType.float16, "plain", narrow=64, room=8)
+    kernel = FusedKernel("conv_dgrad", DType.float16, "plain", narrow=64, max_phases=8)
     assert kernel.parameters == 'DType.float16, DGRAD, 64, 8, "plain", False'
     summing = FusedKernel("conv_fprop", DType.bfloat16, "p", sums="batch_norm_gradient_sums", plain_sums="s")
     assert summing.parameters == 'DType.bfloat16, FPROP, 0, 1, "p", False, PRODUCTS, "s", True'

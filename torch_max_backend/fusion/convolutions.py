@@ -224,10 +224,10 @@ def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> F
 
 def _hopper_kernel(value: Value, call: Call) -> FusedKernel:
     """The kernel that makes the convolution's result ``value``, which ``is_suitable``."""
-    room = _phases_in_store(value)
-    assert value.shape is not None and room is not None
+    most_phases = _phases_in_store(value)
+    assert value.shape is not None and most_phases is not None
     narrow = NARROW if value.shape[4] <= NARROW else 0
-    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, room)
+    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, most_phases)
 
 
 def _cpu_kernel(value: Value, call: Call) -> FusedKernel:

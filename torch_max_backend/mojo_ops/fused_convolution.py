@@ -24,7 +24,7 @@ FusedPass: TypeAlias = Literal["conv_fprop", "conv_dgrad"]
 
 NARROW: int = 64
 """The columns of the tile for narrow results, which have so many channels at most: an entry's parameter."""
-_ROOMS = (1, 8, 16)
+_MAX_PHASES = (1, 8, 16)
 """The numbers of phases that Hopper's kernels are compiled for: 1 without strides, then FEW_PHASES and MAX_PHASES of
 kernels/convolution/sm90/gemm.mojo."""
 _HALVES = (DType.bfloat16, DType.float16)
@@ -50,7 +50,7 @@ class FusedKernel:
         plain: the symbol of the convolution's own library function, for what the kernel does not take.
         target: MAX's word for the kind of device; what follows is for Hopper alone.
         narrow: ``NARROW``, or 0 for any number of channels.
-        room: for so many phases.
+        max_phases: of a data gradient that it computes.
         heavy: a vector of the program needs many registers.
         sums: the entry of a reduction of what is stored, "" for none.
         plain_sums: the symbol of its library function.
@@ -62,7 +62,7 @@ class FusedKernel:
     plain: str
     target: Literal["cpu", "gpu"] = "gpu"
     narrow: int = 0
-    room: int = 1
+    max_phases: int = 1
     heavy: bool = False
     sums: str = ""
     plain_sums: str = ""
@@ -79,7 +79,7 @@ class FusedKernel:
         dtype, plain = f"DType.{self.dtype.name}", f'"{self.plain}"'
         if self.target == "cpu":
             return f"{dtype}, {plain}"
-        kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.room}, {plain}, {self.heavy}"
+        kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.max_phases}, {plain}, {self.heavy}"
         sums = f', {STORED_SUMS[self.sums]}, "{self.plain_sums}", {self.has_program}' if self.sums else ""
         return kind + sums
 
@@ -138,7 +138,7 @@ def phases_in_store(
     a: Sequence[int],
     w: Sequence[int],
 ) -> int | None:
-    """How many phases Hopper's kernel with a program in its store has to have room for.
+    """The number of phases for which Hopper's kernel with a program in its store is compiled.
 
     Args:
         which: the pass.
@@ -157,5 +157,5 @@ def phases_in_store(
     if dtype not in _HALVES or geometry.groups != 1 or not flat or not aligned:
         return None
     # A forward pass has one phase; with strides that are larger still it is rare.
-    room = next((room for room in _ROOMS if geometry.phases <= room), None)
-    return _ROOMS[0] if which == "conv_fprop" and room is not None else room
+    most = next((most for most in _MAX_PHASES if geometry.phases <= most), None)
+    return _MAX_PHASES[0] if which == "conv_fprop" and most is not None else most

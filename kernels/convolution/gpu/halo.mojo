@@ -345,7 +345,7 @@ def smallest(n: Int, phase: Phase) -> TileGrid:
     )
 
 
-def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
+def tilings(n: Int, phase: Phase, budget: SharedBudget) -> List[TileGrid]:
     """Returns the ways to cut a phase's pixels that are worth considering: parts of an image as equal as possible, or
     several whole images."""
     var h = phase.h
@@ -360,12 +360,12 @@ def tilings(n: Int, phase: Phase, room: SharedBudget) -> List[TileGrid]:
         # Narrower ones read more of the halo.
         for across in range(1, min(w.rows, _MAX_PARTS) + 1):
             var tiling = TileGrid.of(1, rows, ceildiv(w.rows, across), n, h, w)
-            if room.fits(tiling, phase):
+            if budget.fits(tiling, phase):
                 result.append(tiling)
                 break
     for images in range(2, n + 1):
         var tiling = TileGrid.of(images, h.rows, w.rows, n, h, w)
-        if not room.fits(tiling, phase):
+        if not budget.fits(tiling, phase):
             break
         result.append(tiling)
     return result^

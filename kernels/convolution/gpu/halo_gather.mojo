@@ -433,7 +433,7 @@ struct _GatherGroups(ImplicitlyCopyable, TrivialRegisterPassable):
             together * p.taps() * depth * columns * 2,
         )
 
-    def room(self) -> SharedBudget:
+    def budget(self) -> SharedBudget:
         return SharedBudget(
             SHARED_BYTES - self.filter_bytes - 8 * MAX_PIXELS,
             self.together * self.depth // VECTOR,
@@ -449,7 +449,7 @@ def _cost(
     var tiles = Int(tiling.tiles())
     var walkers = min(tiles, max(1, at_once))
     # Reading the second-level cache, and reading shared memory for mma.
-    var copied = Float64(shape.room().tile_bytes(tiling, phase))
+    var copied = Float64(shape.budget().tile_bytes(tiling, phase))
     var blocks = ceildiv(Int(tiling.pixels()), _BLOCKS)
     var units = shape.together * shape.columns // shape.width
     var pieces = Int(_pieces(Int32(blocks), Int32(units)))
@@ -488,7 +488,7 @@ struct HaloGather(ConvolutionKernel):
         var phase = widest(phases_of[pass_](p))
         if (
             not _GatherGroups.of[pass_](p)
-            .room()
+            .budget()
             .fits(smallest(p.n, phase), phase)
         ):
             return String(
@@ -512,7 +512,7 @@ struct HaloGather(ConvolutionKernel):
         var at_once = 2 * ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT
         )
-        var choices = tilings(p.n, phase, shape.room())
+        var choices = tilings(p.n, phase, shape.budget())
         var best = choices[0]
         var least = Float64.MAX
         var walkers = 1
@@ -524,7 +524,7 @@ struct HaloGather(ConvolutionKernel):
                 least = cost
                 best = tiling
                 walkers = count
-        var halo_bytes = shape.room().tile_bytes(best, phase)
+        var halo_bytes = shape.budget().tile_bytes(best, phase)
         var shared = (
             shape.filter_bytes + 2 * halo_bytes + 8 * Int(best.pixels())
         )

@@ -332,7 +332,7 @@ struct _WgradGroups(ImplicitlyCopyable, TrivialRegisterPassable):
     """Blocks that share the parts of the gradient of such groups."""
     var chunks: Int
     """Number of chunks of `together` groups."""
-    var room: SharedBudget
+    var budget: SharedBudget
 
     @staticmethod
     def of(p: ConvolutionProblem) -> Self:
@@ -375,9 +375,9 @@ def _choose(
     var most = min(walkers, max(1, p.workspace_limit // (4 * p.w_size())))
     var best = _Choice(smallest(p.n, phase), 1)
     var least = Float64.MAX
-    for tiling in tilings(p.n, phase, shape.room):
+    for tiling in tilings(p.n, phase, shape.budget):
         # Reading the second-level cache, and shared memory for mma.
-        var copied = Float64(shape.room.tile_bytes(tiling, phase)) / 32
+        var copied = Float64(shape.budget.tile_bytes(tiling, phase)) / 32
         var products = Float64(
             2
             * ceildiv(Int(tiling.pixels()), _STEPS)
@@ -423,7 +423,7 @@ struct HaloWgrad(ConvolutionKernel):
             return reason
         var shape = _WgradGroups.of(p)
         var phase = forward_phases(p)[0]
-        if not shape.room.fits(smallest(p.n, phase), phase):
+        if not shape.budget.fits(smallest(p.n, phase), phase):
             return String("a halo that shared memory has no room for")
         if max(shape.chunks, shape.parts) > 65535:
             return String(t"{p.groups} groups of {p.taps()} taps")
@@ -442,9 +442,9 @@ struct HaloWgrad(ConvolutionKernel):
         )
         var phase = forward_phases(p)[0]
         var tiling = choice.tiling
-        var halo_bytes = shape.room.halo_bytes(tiling, phase)
+        var halo_bytes = shape.budget.halo_bytes(tiling, phase)
         var pixels = align_up(Int(tiling.pixels()), _STEPS)
-        var tile_bytes = shape.room.tile_bytes(tiling, phase) + 4 * pixels
+        var tile_bytes = shape.budget.tile_bytes(tiling, phase) + 4 * pixels
         var sums = scratch[DType.float32](
             ctx, choice.slices * p.w_size() if choice.slices > 1 else 1
         )

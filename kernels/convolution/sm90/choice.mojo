@@ -361,13 +361,13 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
                 shape, p, choice.share_rows, choice.share_columns
             )
             var width = max(choice.cluster, 1)
-            var room = cluster_capacity(max(width, share), processors)
+            var capacity = cluster_capacity(max(width, share), processors)
             # As many parts as fill a whole number of rounds over the multiprocessors; 0 rounds: the even spread.
             var most = 4 if way == 0 else (2 if choice.cluster > 2 else 3)
             for rounds in range(most):
                 if rounds == 0 and choice.cluster > 0:
                     continue
-                choice.splits = rounds * room // (tiles * width) * width
+                choice.splits = rounds * capacity // (tiles * width) * width
                 if rounds > 0 and choice.splits == 0:
                     continue
                 var time, bytes = wgrad_time(

@@ -49,15 +49,15 @@ comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]
 
 @no_inline
 def runs_fused[
-    dtype: DType, pass_: Int, room: Int
+    dtype: DType, pass_: Int, max_phases: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
-    """Returns whether the matrix products with a program in their store, which have room for so many phases, run the
+    """Returns whether the matrix products with a program in their store, of `max_phases` phases at most, run the
     problem as it is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py) forecasts it.
     """
     comptime if compiles_fused[dtype, pass_]():
         return (
             not p.is_deep()
-            and (pass_ == FPROP or p.stride_h * p.stride_w <= room)
+            and (pass_ == FPROP or p.stride_h * p.stride_w <= max_phases)
             and SM90_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
             and not needs_alignment[dtype](p)
         )

@@ -41,7 +41,7 @@ def conv_pointwise_sums[
     dtype: DType,
     pass_: Int,
     narrow: Int,
-    room: Int,
+    max_phases: Int,
     plain: StaticString,
     heavy: Bool,
     sums: Int,
@@ -59,7 +59,7 @@ def conv_pointwise_sums[
     a problem or an address that it does not take, by the library function `plain`, into a buffer where a pass over that
     follows, and by the library function `plain_sums`. Without a program the result is the convolution's own.
 
-    A `narrow` result has so many channels at most, with 0 any number. There is `room` for so many phases. A `heavy` program
+    A `narrow` result has so many channels at most, with 0 any number. It has `max_phases` phases at most. A `heavy` program
     needs many registers for a vector.
     """
     var call = FusedCall[count, dims, sums](arguments)
@@ -122,10 +122,10 @@ def conv_pointwise_sums[
         deviation
     ) if sums == PRODUCTS else Optional[Factor]()
     comptime launch = run_fused[
-        dtype, pass_, narrow, room, heavy, own, sums, factor
+        dtype, pass_, narrow, max_phases, heavy, own, sums, factor
     ]
     comptime if compiles_fused[dtype, pass_]():
-        if call.is_aligned() and runs_fused[dtype, pass_, room](
+        if call.is_aligned() and runs_fused[dtype, pass_, max_phases](
             ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         ):
             comptime if sums == NO_SUMS:
@@ -172,7 +172,7 @@ comptime conv_pointwise[
     dtype: DType,
     pass_: Int,
     narrow: Int,
-    room: Int,
+    max_phases: Int,
     plain: StaticString,
     heavy: Bool,
     count: Int,
@@ -187,7 +187,7 @@ comptime conv_pointwise[
     dtype,
     pass_,
     narrow,
-    room,
+    max_phases,
     plain,
     heavy,
     NO_SUMS,

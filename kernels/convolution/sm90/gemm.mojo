@@ -329,7 +329,7 @@ def run_fused[
     dtype: DType,
     pass_: Int,
     narrow: Int,
-    room: Int,
+    max_phases: Int,
     heavy: Bool,
     epilogue: Optional[Epilogue[dtype]],
     sums: Int,
@@ -345,7 +345,7 @@ def run_fused[
     """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
     over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
-    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `room` at most. A `heavy`
+    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `max_phases` at most. A `heavy`
     epilogue needs many registers for a vector.
     """
     comptime shape = _fused_shape(narrow, heavy)
@@ -354,7 +354,7 @@ def run_fused[
             result, a, b, problem, SourceView.dense(problem), ctx, partials
         )
     else:
-        launch_dgrad[dtype, shape, room, epilogue, sums, factor](
+        launch_dgrad[dtype, shape, max_phases, epilogue, sums, factor](
             result, a, b, problem, ctx, partials
         )
 
