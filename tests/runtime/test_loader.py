@@ -46,6 +46,7 @@ class Written:
     target: Literal["cpu", "gpu"] = "cpu"
     entry: str = "written"
     seconds: float = 0.1
+    use: str = "a test"
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
