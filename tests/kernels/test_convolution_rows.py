@@ -86,7 +86,7 @@ def test_fusion_expects_what_kernels_with_a_program_in_their_store_take(program:
     found = list(map(int, answers))
     expected = [forecast(p, fused[direction], dtype) for p, direction, dtype in asked]
     assert [(got, *each) for got, want, each in zip(found, expected, asked, strict=True) if got != want] == []
-    assert all(found.count(room) >= 5 for room in (1, 8, MAX_PHASES)) and found.count(0) > 500
+    assert all(found.count(phases) >= 5 for phases in (1, 8, MAX_PHASES)) and found.count(0) > 500
 
 
 def test_every_fast_kernel_has_a_row() -> None:

@@ -198,11 +198,8 @@ def _assemble(
         for placeholder, given in zip(partition.graph.find_nodes(op="placeholder"), node.args, strict=True):
             placeholder.meta[DRAWN] = isinstance(given, Node) and is_draw(given)
         if listed and is_symbolic(partition):
-            setattr(
-                cut_graph,
-                str(node.target),
-                _sized_partition(partition, unit, options, f"{name}_{len(added)}", added, sized),
-            )
+            called = _sized_partition(partition, unit, options, f"{name}_{len(added)}", added, sized)
+            setattr(cut_graph, str(node.target), called)
             continue
         try:
             if not listed:

@@ -1,7 +1,7 @@
 """Says which kernel each convolution gets; runs nothing.
 
-An argument is a problem: the table (`cpu`, `gpu`, `sm90`, or `fused` for the phases that the kernel with a program in its
-store has room for), the pass (`fprop`, `dgrad` or `wgrad`), the dtype, the
+An argument is a problem: the table (`cpu`, `gpu`, `sm90`, or `fused` for the largest number of phases of the kernel with a
+program in its store), the pass (`fprop`, `dgrad` or `wgrad`), the dtype, the
 address at which all tensors begin, and the problem's 25 numbers, apart by commas. A compilation for an accelerator tells
 what that has.
 """
@@ -73,18 +73,18 @@ def name[
     return GPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
 
 
-def room_in_store[
+def max_phases_in_store[
     dtype: DType, pass_: Int
 ](address: Int, p: ConvolutionProblem) -> String:
-    """The least with which a fused kernel runs the problem, 0 where none does.
+    """Returns the least number of phases with which a fused kernel runs the problem, 0 where none does.
     """
     var at = Ptr[dtype](unsafe_from_address=address)
     var t = ConvolutionTensors(at, at, at, NO_EPILOGUE)
-    comptime rooms: Array[Int, 3] = [1, FEW_PHASES, MAX_PHASES]
+    comptime most: Array[Int, 3] = [1, FEW_PHASES, MAX_PHASES]
     comptime for i in range(3):
-        comptime room = rooms[i]
-        if runs_fused[dtype, pass_, room](t, p):
-            return String(room)
+        comptime max_phases = most[i]
+        if runs_fused[dtype, pass_, max_phases](t, p):
+            return String(max_phases)
     return "0"
 
 
@@ -94,8 +94,8 @@ def name[
     var address = Int(words[3])
     if words[0] == "fused":
         if words[1] == "fprop":
-            return room_in_store[dtype, FPROP](address, p)
-        return room_in_store[dtype, DGRAD](address, p)
+            return max_phases_in_store[dtype, FPROP](address, p)
+        return max_phases_in_store[dtype, DGRAD](address, p)
     if words[1] == "fprop":
         return String(name[dtype, FPROP](words[0], address, p))
     if words[1] == "dgrad":
