@@ -26,6 +26,7 @@ MAX_TO_TORCH: dict[DType, torch.dtype] = {value: key for key, value in TORCH_TO_
 #: Float types that kernels compute, float64 on the CPU alone.
 FLOATS: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MAX_FLOATS: tuple[DType, ...] = tuple(TORCH_TO_MAX[dtype] for dtype in FLOATS)
+NARROW_FLOATS: tuple[DType, ...] = (DType.bfloat16, DType.float16)
 
 #: Float types that are stored narrow and computed in float32.
 LOW_PRECISION: frozenset[torch.dtype] = frozenset({torch.bfloat16, torch.float16})

@@ -23,7 +23,7 @@ def calls() -> sm90_check.Calls:
 
 @pytest.mark.parametrize(
     ("passing", "dtype"),
-    [(passing, dtype) for passing in sm90_check.PASSES for dtype in DTYPES if (passing, dtype) != ("wgrad", "float32")],
+    sm90_check.functions_of(DTYPES, sm90_check.PASSES),
 )
 def test_every_kernel(calls: sm90_check.Calls, passing: str, dtype: str) -> None:
     """Whole numbers exact, normal ones near float64, the same bits twice."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from max.dtype import DType
 
+from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.groups import readers_of
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Operation, Pointwise, Reduction, Reshape, Value
 
-_NARROW = (DType.bfloat16, DType.float16)
 _FAR = 4
 """Operations between a value and a sum that could share a launch with another sum of it."""
 
@@ -51,7 +51,7 @@ def _is_sum(operation: Operation | None) -> bool:
 
 def _sum_before(operation: Operation, kept: Sequence[Value]) -> Reduction | None:
     """The sum in float32 that ``operation`` alone reads and rounds."""
-    if not _is_cast(operation) or operation.results[0].dtype not in _NARROW:
+    if not _is_cast(operation) or operation.results[0].dtype not in NARROW_FLOATS:
         return None
     wide = in_memory(operation.operands[0])
     total = wide.maker

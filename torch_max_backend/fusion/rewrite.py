@@ -9,6 +9,7 @@ from max.graph import DeviceRef
 
 from torch_max_backend.fusion.attention import strided_attention
 from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.bias_sums import join_bias_sums
 from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import FusedConvolution, absorbed
 from torch_max_backend.fusion.dependencies import Dependencies
@@ -59,6 +60,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     """
     write_sums(graph, device)
     narrow_sums(graph)
+    join_bias_sums(graph, device)
     strided_products(graph, device)
     strided_attention(graph)
     chosen = grouped(graph.operations, set(graph.results), device)

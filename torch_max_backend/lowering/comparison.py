@@ -8,7 +8,7 @@ import torch
 from max.dtype import DType
 from max.graph import TensorValue
 
-from torch_max_backend.dtypes import max_dtype
+from torch_max_backend.dtypes import NARROW_FLOATS, max_dtype
 from torch_max_backend.errors import CannotLower
 from torch_max_backend.ir import ops
 from torch_max_backend.lowering import numerics
@@ -92,7 +92,7 @@ def signbit(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     """Whether each element is negative, minus zero included."""
     if x.dtype == DType.bool:
         return numerics.filled(x, False)
-    return numerics.sign_bit(numerics.cast(x, DType.float32) if x.dtype in numerics.NARROW_FLOATS else x)
+    return numerics.sign_bit(numerics.cast(x, DType.float32) if x.dtype in NARROW_FLOATS else x)
 
 
 @lowering(aten.logical_not.default, layout=Layout.ELEMENTWISE)

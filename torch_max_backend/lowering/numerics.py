@@ -19,8 +19,6 @@ from torch_max_backend.ir import ops
 from torch_max_backend.lowering.context import scalar
 from torch_max_backend.max_compat import integer_division
 
-NARROW_FLOATS = (DType.bfloat16, DType.float16)
-
 #: tanh(x) / x in x squared up to 1/4, and atan(x) / x in x squared up to tan(pi / 8) squared: Chebyshev fits.
 _TANH = (
     0.9999999999924758,

@@ -13,6 +13,7 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, StaticDim, TensorValue
 
+from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, is_unit
 from torch_max_backend.lowering import numerics
@@ -194,7 +195,7 @@ def ordered(x: GraphTensor) -> GraphTensor:
     """``x`` in a dtype that MAX compares and reduces: float32 for narrow floats, int32 for bools."""
     if x.dtype == DType.bool:
         return x.with_value(ops.cast(x.value, DType.int32))
-    if x.dtype in numerics.NARROW_FLOATS:
+    if x.dtype in NARROW_FLOATS:
         return x.with_value(ops.cast(x.value, DType.float32))
     return x
 

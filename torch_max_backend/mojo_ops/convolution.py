@@ -17,13 +17,16 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, StaticDim, TensorType, TensorValue
 
 from torch_max_backend.checked import beartype
-from torch_max_backend.dtypes import MAX_FLOATS
+from torch_max_backend.dtypes import MAX_FLOATS, NARROW_FLOATS
 from torch_max_backend.mojo_ops import functions
 from torch_max_backend.mojo_ops.signatures import Cost, Family, Signature, Tensor, ints
 from torch_max_backend.problems.convolution import ConvolutionProblem
 
 Triple = tuple[int, int, int]
 Entry = Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
+
+WGRAD_BIAS = "conv_wgrad_bias"
+"""The entry of a weight gradient with the bias gradient. Lowerings do not call it: ``fusion/bias_sums.py`` does."""
 
 DEFAULT_WORKSPACE_LIMIT: int = 256 * 2**20
 """Most bytes of scratch memory that one convolution may use."""
@@ -40,6 +43,7 @@ FAMILY = Family(
     Signature("conv_fprop", (_Y,), (_X, _W), _NUMBERS, cost=Cost(1.3, 7.0, 6.0)),
     Signature("conv_dgrad", (_DX,), (_DY, _W), _NUMBERS, after=True, cost=Cost(1.3, 7.0, 10.0)),
     Signature("conv_wgrad", (_DW,), (_X, _DY), _NUMBERS, cost=Cost(1.3, 7.0, 10.0)),
+    Signature(WGRAD_BIAS, (_DW, Tensor("db", "dtype", 1)), (_X, _DY), _NUMBERS, cost=Cost(hopper=10.0)),
     first={"cpu": 2.3, "gpu": 0.5, "sm90": 1.0},
 )
 
@@ -260,6 +264,18 @@ def convolution_function(
     return replace(general, table="sm90.dispatch.SM90_KERNELS", rest=general, rest_is_rare=rare)
 
 
+@beartype
+def wgrad_bias_function(dtype: DType) -> functions.LibraryFunction:
+    """The library function of a weight gradient together with the bias gradient, on Hopper and of 16 bits.
+
+    Args:
+        dtype: of the operands and the results.
+    """
+    general = convolution_function("conv_wgrad", "gpu", dtype, Grouping.ONE).rest
+    function = functions.function_of(FAMILY, WGRAD_BIAS, "gpu", (dtype,), folder="sm90", module="bias_entries")
+    return replace(function, rest=general, rest_is_rare=True)
+
+
 @functions.variants(FAMILY.folder)
 def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[functions.LibraryFunction]:
     for op in get_args(Entry):
@@ -267,6 +283,8 @@ def _variants(target: functions.Target, dtypes: Sequence[DType]) -> Iterator[fun
             for grouping in Grouping:
                 for deep in (False, True):
                     yield convolution_function(op, target, dtype, grouping, deep)
+    if target == "gpu" and functions.is_hopper():
+        yield from (wgrad_bias_function(dtype) for dtype in dtypes if dtype in NARROW_FLOATS)
 
 
 def _grouping(geometry: Geometry, group_channels: Dim, filters: Dim) -> Grouping:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from max.dtype import DType
 
 from torch_max_backend.checked import beartype
+from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry
 from torch_max_backend.mojo_ops.normalization import FAMILY as NORMALIZATION
 from torch_max_backend.mojo_ops.signatures import Number, Signature, addresses, ints
@@ -27,7 +28,6 @@ NARROW: int = 64
 _MAX_PHASES = (1, 8, 16)
 """The numbers of phases that Hopper's kernels are compiled for: 1 without strides, then FEW_PHASES and MAX_PHASES of
 kernels/convolution/sm90/gemm.mojo."""
-_HALVES = (DType.bfloat16, DType.float16)
 _ROW_BYTES = 16
 """Rows of channels of a multiple of this are read as they lie in memory."""
 
@@ -154,7 +154,7 @@ def phases_in_store(
     """
     flat = result[1] == a[1] == w[1] == 1
     aligned = all(shape[4] * dtype.size_in_bytes % _ROW_BYTES == 0 for shape in (result, a))
-    if dtype not in _HALVES or geometry.groups != 1 or not flat or not aligned:
+    if dtype not in NARROW_FLOATS or geometry.groups != 1 or not flat or not aligned:
         return None
     # A forward pass has one phase; with strides that are larger still it is rare.
     most = next((most for most in _MAX_PHASES if geometry.phases <= most), None)

@@ -12,6 +12,7 @@ cache.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -37,7 +38,9 @@ from torch_max_backend.mojo_ops.convolution import FAMILY, Geometry, Grouping, c
 from torch_max_backend.problems.convolution import Pass
 from torch_max_backend.runtime.building import libraries
 
-PASSES = ("fprop", "dgrad", "wgrad")
+BIAS = "wgrad_bias"
+"""The weight gradient, and behind it in one tensor the bias gradient."""
+PASSES = ("fprop", "dgrad", "wgrad", BIAS)
 DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16, "float32": DType.float32}
 """float32 is TF32, and has no wgrad here."""
 ERRORS = {"bfloat16": 4e-3, "float16": 4e-3, "float32": 4.5e-4}
@@ -98,6 +101,8 @@ class Problem:
 
     def is_taken(self, passing: str, dtype: str) -> bool:
         """Whether the kernels take the pass; of float32, as kernels/convolution/sm90/dispatch.mojo says."""
+        if passing == BIAS and (self.c % 8 or self.k % 8):
+            return False
         if dtype != "float32":
             return True
         c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)
@@ -130,14 +135,16 @@ def reference(passing: str, problem: Problem, t: dict[str, torch.Tensor]) -> tor
     if passing == "fprop":
         result = torch.nn.functional.conv2d(x, w, None, s, p, d)
     else:
-        mask = [passing == "dgrad", passing == "wgrad", False]
+        mask = [passing == "dgrad", passing != "dgrad", False]
         backward = torch.ops.aten.convolution_backward(y, x, w, None, s, p, d, False, [0, 0], 1, mask)
         result = backward[0] if passing == "dgrad" else backward[1]
+        if passing == BIAS:
+            return torch.cat([result.permute(0, 2, 3, 1).flatten(), y.sum((0, 2, 3))])
     return result.permute(0, 2, 3, 1)[:, None]
 
 
-OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}
-RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy", BIAS: "xy"}
+RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w", BIAS: "w"}
 
 
 def use_virtual_hopper() -> None:
@@ -150,19 +157,19 @@ def use_virtual_hopper() -> None:
 def functions_of(
     dtypes: Sequence[str], passes: Sequence[str], dispatched: bool = False
 ) -> dict[tuple[str, str], Callee]:
-    """The library function of each pass and dtype; `dispatched` ones leave the choice of the kernel to the tables."""
-    return {
-        (passing, dtype): (
-            convolution_function(Pass[passing.upper()].value, "gpu", DTYPES[dtype], Grouping.ONE)
-            if dispatched
-            else WrittenFunction(
-                "benchmarks/kernels/convolution/sm90_tuned.mojo", "conv_tuned", "gpu", (DTYPES[dtype], passing.upper())
-            )
-        )
-        for dtype in dtypes
-        for passing in passes
-        if dispatched or (passing, dtype) != ("wgrad", "float32")
-    }
+    """The library function of each pass and dtype; `dispatched` ones leave the choice of the kernel to the tables, and
+    there is none for a bias."""
+    source = "benchmarks/kernels/convolution/sm90_tuned.mojo"
+    found: dict[tuple[str, str], Callee] = {}
+    for dtype, passing in itertools.product(dtypes, passes):
+        kind = DTYPES[dtype]
+        if dispatched and passing != BIAS:
+            found[passing, dtype] = convolution_function(Pass[passing.upper()].value, "gpu", kind, Grouping.ONE)
+        elif passing == BIAS and dtype != "float32" and not dispatched:
+            found[passing, dtype] = WrittenFunction(source, "conv_tuned_bias", "gpu", (kind,))
+        elif passing != BIAS and (passing, dtype) != ("wgrad", "float32"):
+            found[passing, dtype] = WrittenFunction(source, "conv_tuned", "gpu", (kind, passing.upper()))
+    return found
 
 
 class Calls:
@@ -177,12 +184,13 @@ class Calls:
     ) -> Callable[[], torch.Tensor]:
         """A call that gives the pass's result."""
         like = tensors[RESULT[passing]]
-        signature = FAMILY[f"conv_{passing}"]
+        signature = FAMILY["conv_wgrad" if passing == BIAS else f"conv_{passing}"]
         read = [(tensors[name], tensors[name].shape) for name in OPERANDS[passing]]
         given: list[tuple[Word, Sequence[int]]] = [(0, like.shape), *read]
         words = [*signature.words(problem.geometry().numbers(), given), *([] if self._dispatched else tuning)]
         function = self._functions[passing, str(like.dtype).removeprefix("torch.")]
-        return self._launcher.bind_result(function, len(signature.numbers), like.shape, like.dtype, words)
+        shape = (like.numel() + problem.k,) if passing == BIAS else like.shape
+        return self._launcher.bind_result(function, len(signature.numbers), shape, like.dtype, words)
 
 
 def poison() -> None:
@@ -200,7 +208,7 @@ def capacity(cluster: int, processors: int) -> int:
 
 def tunings(passing: str, problem: Problem, processors: int, dtype: str = "bfloat16") -> list[Tuning]:
     """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share."""
-    if passing != "wgrad":
+    if not passing.startswith("wgrad"):
         return [(shape, 0, 0, 1, 1) for shape in TILE_SHAPES[dtype]]
     result: set[Tuning] = set()
     for shape, (rows, columns) in enumerate(WGRAD_TILES):
@@ -300,7 +308,8 @@ def main() -> int:
     began = time.perf_counter()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    dtypes, passes = args.dtypes.split(","), args.passes.split(",")
+    dtypes = args.dtypes.split(",")
+    passes = [each for each in args.passes.split(",") if not (args.dispatched and each == BIAS)]
     if args.compile_only:
         use_virtual_hopper()
         libraries.build(functions_of(dtypes, passes, args.dispatched).values(), torch.device("cuda"))

@@ -8,11 +8,26 @@ from kernels.common.library import Arguments
 from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.operands import ConvolutionOperands
-from kernels.convolution.passes import ONE_GROUP
+from kernels.convolution.passes import ONE_GROUP, WGRAD
 from kernels.convolution.sm90.dispatch import SM90_KERNELS
-from kernels.convolution.sm90.gemm import Gemm, compiles_for, run
+from kernels.convolution.sm90.gemm import Gemm, compiles_for, run, run_wgrad
+from kernels.convolution.sm90.tensor_map import SourceView
 from kernels.convolution.sm90.wgrad_plan import WgradChoice
+from kernels.common.pointer import Ptr
 from max.gpu.host import DeviceContext
+from std.utils.index import IndexList
+
+
+def _choice(words: IndexList[5]) -> Optional[WgradChoice]:
+    if words[0] < 0:
+        return None
+    return WgradChoice(
+        shape=words[0],
+        splits=words[1],
+        cluster=words[2],
+        share_rows=words[3],
+        share_columns=words[4],
+    )
 
 
 def conv_tuned[
@@ -28,16 +43,8 @@ def conv_tuned[
         var tensors = ConvolutionTensors(
             given.result.data, given.a.data, given.b.data, NO_EPILOGUE
         )
-        var tuning = Optional[WgradChoice]()
-        if words[0] >= 0:
-            tuning = WgradChoice(
-                shape=words[0],
-                splits=words[1],
-                cluster=words[2],
-                share_rows=words[3],
-                share_columns=words[4],
-            )
-        elif SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
+        var tuning = _choice(words)
+        if not tuning and SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
             ctx, tensors, problem
         ):
             return
@@ -47,3 +54,27 @@ def conv_tuned[
                 t"Hopper convolution: {reason.or_else('others are faster')}"
             )
         run[dtype, pass_](ctx, tensors, problem, tuning)
+
+
+def conv_tuned_bias[
+    target: StaticString, dtype: DType
+](mut arguments: Arguments, ctx: DeviceContext) raises:
+    """The weight gradient with the bias gradient, which lies behind it in memory.
+    """
+    var given = ConvolutionOperands[dtype, WGRAD](arguments)
+    var tuning = _choice(arguments.take_words[5]())
+    comptime if not compiles_for[dtype, WGRAD]():
+        raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
+    else:
+        var dw = given.result.data
+        var tensors = ConvolutionTensors(
+            dw, given.a.data, given.b.data, NO_EPILOGUE
+        )
+        run_wgrad[dtype, True](
+            ctx,
+            tensors,
+            given.problem,
+            SourceView.dense(given.problem),
+            tuning,
+            dw.unsafe_offset(given.problem.w_size()),
+        )

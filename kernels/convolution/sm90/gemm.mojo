@@ -230,24 +230,10 @@ def _run[
     view: SourceView,
     forced: Optional[WgradChoice],
 ) raises:
-    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     comptime if pass_ == WGRAD:
-        var choice = forced.value() if forced else choose_wgrad(
-            problem, processors
-        )
-        comptime for i in range(len(WGRAD_SHAPES)):
-            comptime shape = WGRAD_SHAPES[i]
-            if choice.shape == i:
-                launch_wgrad[dtype, shape](
-                    t.result,
-                    t.b,
-                    t.a,
-                    problem,
-                    view,
-                    choice,
-                    ctx,
-                )
+        run_wgrad[dtype, False](ctx, t, problem, view, forced, t.result)
     else:
+        var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
         var columns = problem.k if pass_ == FPROP else problem.c
         var chosen = forced.value().shape if forced else choose_tile[dtype](
             _products[dtype, pass_](problem),
@@ -277,6 +263,29 @@ def _run[
                             t.result, t.a, filter, problem, ctx
                         )
         _ = copies^
+
+
+@no_inline
+def run_wgrad[
+    dtype: DType, bias: Bool
+](
+    ctx: DeviceContext,
+    t: ConvolutionTensors[dtype],
+    problem: ConvolutionProblem,
+    view: SourceView,
+    forced: Optional[WgradChoice],
+    db: Ptr[dtype],
+) raises:
+    """Runs wgrad in the chosen tile shape, with `bias` also of the bias, to `db`.
+    """
+    var choice = forced.value() if forced else choose_wgrad(
+        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    )
+    comptime for i in range(len(WGRAD_SHAPES)):
+        if choice.shape == i:
+            launch_wgrad[dtype, WGRAD_SHAPES[i], bias](
+                t.result, t.b, t.a, problem, view, choice, ctx, db
+            )
 
 
 @no_inline

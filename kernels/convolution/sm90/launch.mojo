@@ -29,6 +29,7 @@ from .store import Epilogue
 from .tensor_map import SourceView, TensorMaps
 from .tile import PANEL_COLUMNS, THREADS, TileShape
 from .wgrad import wgrad_kernel
+from .wgrad_bias import bias_elements
 from .wgrad_plan import MAX_CLUSTER, PANEL, WgradChoice, WgradPlan, WgradShape
 from .wgrad_sum import COMBINE_THREADS, combine_kernel
 
@@ -405,7 +406,7 @@ def _plan_wgrad[
 
 @no_inline
 def launch_wgrad[
-    dtype: DType, shape: WgradShape
+    dtype: DType, shape: WgradShape, bias: Bool
 ](
     dw: Ptr[dtype],
     dy: Ptr[dtype],
@@ -414,8 +415,10 @@ def launch_wgrad[
     view: SourceView,
     choice: WgradChoice,
     ctx: DeviceContext,
+    db: Ptr[dtype],
 ) raises:
-    """Launches wgrad. The choice's shape is not looked at."""
+    """Launches wgrad, with `bias` also of the bias, to `db`. The choice's shape is not looked at.
+    """
     var p = problem
     var phase = fprop_phase(p)
     var plan = _plan_wgrad[shape](p, choice, phase, ctx)
@@ -441,35 +444,46 @@ def launch_wgrad[
         IndexList[2](PANEL, STAGE_LENGTH // Int(plan.share_columns.value)),
     )
     var combines = plan.splits == 0 or plan.slots_of_tile > 1
+    var elements = Int(plan.units()) * shape.slot_elements() if combines else 0
     var slots = scratch[DType.float32](
-        ctx, Int(plan.units()) * shape.slot_elements() if combines else 1
+        ctx, max(elements + (bias_elements[shape](plan) if bias else 0), 1)
     )
-    comptime kernel = wgrad_kernel[dtype, shape]
+    var bias_sums = Ptr[DType.float32](
+        unsafe_from_address=Int(slots.unsafe_ptr()) + 4 * elements
+    )
+    comptime kernel = wgrad_kernel[dtype, shape, bias]
+    comptime shared_bytes = shape.shared_bytes(bias)
     ctx.enqueue_function[kernel](
         dy_map,
         x_map,
         plan,
         dw,
         slots,
+        bias_sums,
         grid_dim=(Int(plan.blocks),),
         block_dim=(THREADS,),
         cluster_dim=Dim(max(Int(plan.cluster), Int(plan.shared.value))),
-        shared_mem_bytes=shape.shared_bytes(),
+        shared_mem_bytes=shared_bytes,
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(shape.shared_bytes())
+            UInt32(shared_bytes)
         ),
     )
-    if combines:
-        comptime combine = combine_kernel[dtype, shape]
+    var groups = (
+        Int(plan.tiles.value) * (shape.rows() // 64) * (shape.columns // 8)
+    ) if combines else 0
+    var bias_blocks = (
+        Int(plan.tiles.value) // Int(plan.column_tiles.value)
+    ) if bias else 0
+    if groups + bias_blocks > 0:
+        comptime combine = combine_kernel[dtype, shape, bias]
         ctx.enqueue_function[combine](
             plan,
             dw,
             slots,
-            grid_dim=(
-                Int(plan.tiles.value)
-                * (shape.rows() // 64)
-                * (shape.columns // 8),
-            ),
+            db,
+            bias_sums,
+            Int32(bias_blocks),
+            grid_dim=(groups + bias_blocks,),
             block_dim=(COMBINE_THREADS,),
             # Its blocks may come while the last ones of the first stage still run; they wait for all of its writes.
             attributes=pdl_launch_attributes(PDLLevel.ON),

@@ -62,6 +62,12 @@ from .tile import (
     THREADS,
     mn_major_descriptor,
 )
+from .wgrad_bias import (
+    BiasSums,
+    lay_ones,
+    multiply_by_ones,
+    store_bias_sums,
+)
 from .wgrad_plan import PANEL, PANEL_BYTES, WgradPlan, WgradShape, work_unit_of
 from .wgrad_sum import join, store_sums, swap_halves
 
@@ -336,15 +342,18 @@ def _tells_block(plan: WgradPlan, lane: UInt32) -> Bool:
 
 @always_inline
 def _multiply_stage[
-    dtype: DType, shape: WgradShape
+    dtype: DType, shape: WgradShape, turn: Bool
 ](
     mut sums: StaticTuple[
         StaticTuple[Float32, shape.columns // 2], shape.row_blocks
     ],
+    mut bias_sums: BiasSums[shape],
     tile: UInt32,
     first_block: UInt32,
+    ones: UInt32,
 ):
-    """Begins the products of one stage, as a group."""
+    """Begins the products of one stage, as a group; with those for the bias gradient if it is this block's `turn`.
+    """
     var dy_descriptor = mn_major_descriptor(
         tile + first_block * UInt32(PANEL_BYTES)
     )
@@ -371,6 +380,8 @@ def _multiply_stage[
                 WGMMADescriptor[dtype](x_descriptor + Int64(kk * 128)),
                 sums[block],
             )
+    comptime if turn:
+        multiply_by_ones[dtype, shape](bias_sums, tile, first_block, ones)
     wgmma_commit_group_sync()
 
 
@@ -416,17 +427,20 @@ def _produce_shared[
 @__llvm_arg_metadata(dy_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(x_map, `nvvm.grid_constant`)
 @__name(
-    t"conv_implicit_gemm_wgrad_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_s{shape.split_steps}"
+    t"conv_implicit_gemm_wgrad_{dtype}_{shape.rows()}x{shape.columns}x{shape.stages}_s{shape.split_steps}_b{bias}"
 )
 def wgrad_kernel[
-    dtype: DType, shape: WgradShape
+    dtype: DType, shape: WgradShape, bias: Bool
 ](
     dy_map: TensorMaps[1],
     x_map: TensorMaps[1],
     plan: WgradPlan,
     dw: Ptr[dtype],
     slots: Ptr[DType.float32],
+    partials: Ptr[DType.float32],
 ):
+    """Sums each block's pieces of tiles; with `bias` it also sums dy, into `partials`.
+    """
     comptime stages = shape.stages
     comptime fragment = shape.columns // 2
 
@@ -439,6 +453,7 @@ def wgrad_kernel[
     # Two blocks that join: the other one's consumers are through with its ring; its sums are here.
     var ready = empty + UInt32(8 * stages)
     var arrived = ready + 8
+    var ones = ring + UInt32(shape.ones_offset())
     var swaps = False
     comptime if not shape.split_steps:
         swaps = plan.cluster == 2
@@ -468,6 +483,8 @@ def wgrad_kernel[
     if thread < 32:
         # One warp finds the first copies while another makes the barriers.
         first = _copies_of[shape](plan, 0)
+    comptime if bias:
+        lay_ones[dtype](ones, thread)
     # What adds the slots up may come as soon as a multiprocessor has room for it.
     launch_dependents()
     syncwarp()
@@ -517,18 +534,36 @@ def wgrad_kernel[
         var sums = StaticTuple[
             StaticTuple[Float32, fragment], shape.row_blocks
         ](fill=StaticTuple[Float32, fragment](fill=0))
+        var bias_sums = BiasSums[shape](fill=StaticTuple[Float32, 4](fill=0))
+        var _, column_tile = plan.column_tiles.divide(unit.tile)
+        # Of the tiles that read the same dy, the one whose turn it is.
+        var _, turn = plan.column_tiles.divide(unit.first)
         var previous = UInt32(0)
         var mine: Int32 = 0
         for k in range(Int(unit.count)):
             var slot = place.slot
             var parity = place.parity
             place.advance()
+            var has_turn = False
+            comptime if bias:
+                has_turn = turn == column_tile
+                turn += 1
+                if turn == plan.column_tiles.value:
+                    turn = 0
             comptime if shape.split_steps:
                 if Int32(k) % 2 != consumer:
                     continue
             mbarrier_wait(full + slot * 8, parity)
             var tile = ring + slot * UInt32(shape.stage_bytes())
-            _multiply_stage[dtype, shape](sums, tile, first_block)
+            # Each way ends its own group of products: behind a branch ptxas would wait for all of them.
+            if has_turn:
+                _multiply_stage[dtype, shape, bias](
+                    sums, bias_sums, tile, first_block, ones
+                )
+            else:
+                _multiply_stage[dtype, shape, False](
+                    sums, bias_sums, tile, first_block, ones
+                )
             wgmma_wait_group_sync[1]()
             if mine > 0 and tells:
                 _release[shape](empty + previous * 8, remote, lane_in_group)
@@ -543,6 +578,16 @@ def wgrad_kernel[
         if mine > 0 and tells:
             _release[shape](empty + previous * 8, remote, lane_in_group)
 
+        comptime if bias:
+            store_bias_sums[shape](
+                plan,
+                partials,
+                unit,
+                bias_sums,
+                consumer,
+                first_block,
+                lane_in_group,
+            )
         if swaps:
             comptime if not shape.split_steps:
                 swap_halves[dtype, shape](

@@ -9,6 +9,8 @@ from .tile import CONSUMERS
 comptime PANEL = 64
 """Channels of one copy: 128 bytes."""
 comptime PANEL_BYTES = STAGE_LENGTH * 128
+comptime ONES_BYTES = 256
+"""Shared memory of a column of ones: 8 equal columns, the fewest that wgmma takes, of 16 pixels."""
 comptime MAX_CLUSTER = 8
 """The largest cluster that every launch may ask for."""
 
@@ -42,8 +44,14 @@ struct WgradShape(ImplicitlyCopyable, TrivialRegisterPassable):
     def accumulators(self) -> Int:
         return self.row_blocks * self.columns // 2
 
-    def shared_bytes(self) -> Int:
-        return 1024 + self.stages * self.stage_bytes() + 256
+    def shared_bytes(self, bias: Bool) -> Int:
+        """Returns the bytes of the ring, of the barriers, and with a `bias` gradient of the ones.
+        """
+        return 1024 + self.ones_offset() + (ONES_BYTES if bias else 0)
+
+    def ones_offset(self) -> Int:
+        """Returns where the ones lie, behind the barriers."""
+        return self.stages * self.stage_bytes() + 256
 
     def slot_elements(self) -> Int:
         """Returns the number of floats of one tile's sums."""
@@ -209,6 +217,26 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
         """
         return ((step + 1) * Int64(self.walkers.value) - 1) // (
             Int64(self.groups) * Int64(self.steps.value)
+        )
+
+    @always_inline
+    def slots_of(self, tile: Int32) -> Tuple[Int64, Int64, Int64]:
+        """Returns the first slot of a tile, how many it has, and the distance from one to the next.
+        """
+        if self.splits > 0:
+            return (
+                Int64(tile),
+                Int64(self.slots_of_tile),
+                Int64(self.tiles.value),
+            )
+        var group, rank = self.group_of(tile)
+        var stride = Int64(self.shared.value)
+        var begin = Int64(group) * Int64(self.steps.value)
+        var walker = self.walker_of(begin)
+        return (
+            (Int64(group) + walker) * stride + Int64(rank),
+            self.walker_of(begin + Int64(self.steps.value) - 1) - walker + 1,
+            stride,
         )
 
     @always_inline

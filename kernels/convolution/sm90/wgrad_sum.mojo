@@ -22,6 +22,7 @@ from ...common.ptx import (
     wait_for_prerequisites,
 )
 from .tile import CONSUMERS
+from .wgrad_bias import combine_bias
 from .wgrad_plan import MAX_CLUSTER, WorkUnit, WgradPlan, WgradShape
 from .wgrad_store import HALF_PANEL_GROUPS, store_group, store_half_panel
 
@@ -326,31 +327,33 @@ def _join_groups[
 
 
 @__name(
-    t"conv_implicit_gemm_wgrad_combine_{dtype}_{shape.rows()}x{shape.columns}_s{shape.split_steps}"
+    t"conv_implicit_gemm_wgrad_combine_{dtype}_{shape.rows()}x{shape.columns}_s{shape.split_steps}_b{bias}"
 )
 def combine_kernel[
-    dtype: DType, shape: WgradShape
-](plan: WgradPlan, dw: Ptr[dtype], slots: Ptr[DType.float32]):
-    """Adds the slots of each tile in a fixed order; one accumulator group of one 64-row block for each block.
+    dtype: DType, shape: WgradShape, bias: Bool
+](
+    plan: WgradPlan,
+    dw: Ptr[dtype],
+    slots: Ptr[DType.float32],
+    db: Ptr[dtype],
+    bias_sums: Ptr[DType.float32],
+    bias_blocks: Int32,
+):
+    """Adds the slots of each tile in a fixed order; one accumulator group of one 64-row block for each block. The first
+    `bias_blocks` add the sums of the `bias` gradient instead.
     """
     comptime groups = shape.columns // 8
-    var unit, group = divide(Int32(block_idx.x), Int32(groups))
+    var block = Int32(block_idx.x)
+    comptime if bias:
+        if block < bias_blocks:
+            wait_for_prerequisites()
+            combine_bias[dtype, shape](plan, db, bias_sums, block)
+            return
+        block -= bias_blocks
+    var unit, group = divide(block, Int32(groups))
     var tile, row_block = divide(unit, Int32(shape.rows() // 64))
     var thread = Int32(thread_idx.x)
-    var first: Int64
-    var count: Int64
-    var stride: Int64
-    if plan.splits > 0:
-        first = Int64(tile)
-        count = Int64(plan.slots_of_tile)
-        stride = Int64(plan.tiles.value)
-    else:
-        var group, rank = plan.group_of(tile)
-        stride = Int64(plan.shared.value)
-        var begin = Int64(group) * Int64(plan.steps.value)
-        var walker = plan.walker_of(begin)
-        first = (Int64(group) + walker) * stride + Int64(rank)
-        count = plan.walker_of(begin + Int64(plan.steps.value) - 1) - walker + 1
+    var first, count, stride = plan.slots_of(tile)
     if count <= 1:
         return
     var base = (
