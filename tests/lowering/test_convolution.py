@@ -14,7 +14,7 @@ from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.graph.partition import refusals
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.lowering.convolution import allows_tf32
+from torch_max_backend.lowering.convolution import _is_multiplied, allows_tf32
 from torch_max_backend.typed_graph.operations import Call
 
 aten = torch.ops.aten
@@ -201,6 +201,37 @@ def test_tf32_follows_pytorchs_setting_for_cudnn() -> None:
     for allowed in (True, False):
         with torch.backends.cudnn.flags(allow_tf32=allowed):
             assert allows_tf32() is allowed
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "geometry"),
+    [
+        ((2, 8, 9, 9), (24, 1, 3, 3), {"padding": 1, "stride": 2, "groups": 8}),
+        ((2, 24, 5, 5), (24, 2, 3, 3), {"transposed": True, "stride": 2, "groups": 12}),
+        ((2, 6, 15), (12, 1, 4), {"groups": 6}),
+    ],
+    ids=["2d", "groups of two", "1d"],
+)
+def test_repeated_channels_give_the_same(
+    x: tuple[int, ...], w: tuple[int, ...], geometry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several filters for each channel, as on a GPU a plain depthwise convolution of repeated channels."""
+    calls: list[bool] = []
+
+    def multiplied(filters: int, group_channels: int, groups: int, on_gpu: bool) -> bool:
+        calls.append(_is_multiplied(filters, group_channels, groups, True))
+        return calls[-1]
+
+    monkeypatch.setattr("torch_max_backend.lowering.convolution._is_multiplied", multiplied)
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    operands = [torch.randint(-2, 3, shape).float().requires_grad_() for shape in (x, w)]
+    wanted = conv(**geometry)(*operands)
+    found = torch.compile(conv(**geometry), backend="max", options={"fallback": "error"})(*operands)
+    assert torch.equal(found, wanted) and any(calls) is (w[1] == 1)
+    dy = torch.randint(-2, 3, wanted.shape).float()
+    gradients_of = [torch.autograd.grad(each, operands, dy) for each in (found, wanted)]
+    assert all(map(torch.equal, *gradients_of))
 
 
 def test_data_gradients_run_after_the_others() -> None:

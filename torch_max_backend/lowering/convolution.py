@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from max.dtype import DType
-from max.graph import TensorValue
+from max.graph import DeviceRef, TensorValue
 from torch.fx import Node
 
-from torch_max_backend.dtypes import FLOATS, device_ref, max_dtype
+from torch_max_backend.dtypes import FLOATS, NARROW_FLOATS, device_ref, max_dtype
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.ir import ops
 from torch_max_backend.ir.layout import GraphTensor, contiguous_order, dense_order
@@ -105,10 +106,48 @@ def _backward_functions(node: Node) -> Iterator[LibraryFunction]:
 def _functions(x: torch.Tensor, weight: torch.Tensor, groups: int, passes: Sequence[Pass]) -> Iterator[LibraryFunction]:
     if x.dtype in FLOATS:
         target = target_of(device_ref(x.device))
-        grouping = Grouping.of(groups, weight.shape[1], weight.shape[0])
+        filters, group_channels = weight.shape[:2]
+        if _is_multiplied(filters, group_channels, groups, target == "gpu"):
+            groups = filters
+        grouping = Grouping.of(groups, group_channels, filters)
         for which in passes:
             deep = x.dim() == 5
             yield from convolution_function(which.value, target, max_dtype(x.dtype), grouping, deep).at_once
+
+
+def _is_multiplied(filters: int, group_channels: int, groups: int, on_gpu: bool) -> bool:
+    """Whether channels are repeated for a depthwise convolution with several filters for each channel.
+
+    On a GPU, where the kernels of groups of channels take several times as long as that and a plain depthwise one.
+    """
+    return on_gpu and group_channels == 1 and filters > groups > 1
+
+
+def _with_repeated_channels(problem: ConvolutionProblem, device: DeviceRef) -> ConvolutionProblem:
+    """The plain depthwise convolution that runs in the place of ``problem``, which may be the same."""
+    p = problem
+    multiplied = _is_multiplied(p.k, p.c // p.groups, p.groups, device.is_gpu())
+    return replace(p, c=p.k, groups=p.k) if multiplied else p
+
+
+def _repeated(x: TensorValue, channels: int) -> TensorValue:
+    """x [..., C] with each channel as often as there are ``channels`` then."""
+    *rest, c = x.shape
+    if c == channels:
+        return x
+    wide = ops.broadcast_to(ops.reshape(x, [*x.shape, 1]), [*x.shape, channels // int(c)])
+    return ops.reshape(wide, [*rest, channels])
+
+
+def _joined(x: TensorValue, channels: int) -> TensorValue:
+    """The gradient of ``_repeated``: sums of neighbouring channels, of which ``channels`` are left."""
+    *rest, wide = x.shape
+    if wide == channels:
+        return x
+    parts = ops.reshape(x, [*rest, channels, int(wide) // channels])
+    parts = numerics.cast(parts, DType.float32) if x.dtype in NARROW_FLOATS else parts
+    summed = reduce_axes(parts, {len(rest) + 1}, total, 0)
+    return numerics.cast(ops.reshape(summed, [*rest, channels]), x.dtype)
 
 
 def _activation(tensor: GraphTensor) -> TensorValue:
@@ -177,11 +216,12 @@ def _run(
     """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     w, taps_inside = _filter(weight)
-    geometry = _geometry(problem, source, taps_inside)
+    run = _with_repeated_channels(problem, source.value.device)
+    geometry = _geometry(run, source, taps_inside)
     if which is Pass.FPROP:
-        value = conv_fprop(_activation(source), w, geometry, output_size=size)
+        value = conv_fprop(_repeated(_activation(source), run.c), w, geometry, output_size=size)
     else:
-        value = conv_dgrad(_activation(source), w, geometry, input_size=size, after=after)
+        value = _joined(conv_dgrad(_activation(source), w, geometry, input_size=size, after=after), problem.c)
     return _restored(value, problem.spatial_rank)
 
 
@@ -204,11 +244,11 @@ def convolution_backward(
     x: GraphTensor,
     weight: GraphTensor,
     bias_sizes: Sequence[int] | None,
-    *geometry_and_mask: Any,
+    *arguments_and_mask: Any,
 ) -> tuple[GraphTensor | None, GraphTensor | None, GraphTensor | None]:
     """Gradients of input, weight and bias, those that ``output_mask`` asks for."""
-    *geometry, mask = geometry_and_mask
-    problem = _problem(ctx.arg_meta(1), ctx.arg_meta(2), geometry)
+    *arguments, mask = arguments_and_mask
+    problem = _problem(ctx.arg_meta(1), ctx.arg_meta(2), arguments)
     rank = problem.spatial_rank
     dy = _activation(grad)
     grad_input = grad_weight = grad_bias = None
@@ -217,7 +257,9 @@ def convolution_backward(
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         promised = ctx.meta[1]
         taps_inside = not dy.device.is_gpu() and dense_order(promised) == contiguous_order(rank + 2)
-        dw = conv_wgrad(large, small, _geometry(problem, grad, taps_inside), filter_size=problem.filter_size)
+        run = _with_repeated_channels(problem, dy.device)
+        geometry = _geometry(run, grad, taps_inside)
+        dw = conv_wgrad(_repeated(large, run.c), small, geometry, filter_size=problem.filter_size)
         grad_weight = _filter_gradient(dw, taps_inside, rank)
         others.append(dw)
     if mask[2]:
@@ -231,6 +273,6 @@ def convolution_backward(
 
 def bias_gradient(dy: TensorValue) -> TensorValue:
     """dy [N, O, P, Q, K] summed over all axes but the last, a vector."""
-    wide = numerics.cast(dy, DType.float32) if dy.dtype in numerics.NARROW_FLOATS else dy
+    wide = numerics.cast(dy, DType.float32) if dy.dtype in NARROW_FLOATS else dy
     summed = reduce_axes(wide, {0, 1, 2, 3}, total, 0)
     return numerics.cast(ops.reshape(summed, [dy.shape[4]]), dy.dtype)
