@@ -9,6 +9,7 @@ from typing import Literal
 
 from max.dtype import DType
 
+from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
@@ -592,7 +593,9 @@ def _body(
 
 
 def _short(terms: Terms, target: str) -> dict[int, str]:
-    return idioms(terms.steps) if target == "gpu" else {}
+    if target != "gpu":
+        return {}
+    return idioms(terms.steps, all(terms.steps[number].value.dtype in NARROW_FLOATS for number in terms.stores))
 
 
 def _mask(terms: Terms, guards: Sequence[Guard]) -> str:
