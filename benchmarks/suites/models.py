@@ -1,4 +1,5 @@
-"""The models of PyTorch's dashboard that see (timm's list, TorchBench's vision models), and dense prediction.
+"""The models of PyTorch's dashboard that see (timm's list, TorchBench's vision models), dense prediction, and models
+that attend.
 
 TorchBench's come from torchvision where it has them; the others are written from their papers. Batches are those that
 an 80 GB GPU takes beside the other contenders.
@@ -31,6 +32,13 @@ TORCHVISION: dict[str, int] = {
 }  # fmt: skip
 
 
+#: Models of timm and torchvision that attend, some with their attention written out.
+ATTENTION_TIMM: dict[str, int] = {
+    "coatnet_0_rw_224": 64, "efficientvit_b1": 64, "levit_256": 64, "mvitv2_small": 32, "xcit_tiny_12_p16_224": 64,
+}  # fmt: skip
+ATTENTION_TORCHVISION: dict[str, int] = {"maxvit_t": 32, "swin_t": 64, "swin_v2_t": 32, "vit_b_16": 64}
+
+
 def _timm(name: str, batch: int) -> Case:
     def draw(model: nn.Module, samples: int) -> Batch:
         side = model.default_cfg["input_size"][-1]  # type: ignore[index]
@@ -39,11 +47,11 @@ def _timm(name: str, batch: int) -> Case:
     return Case(name, lambda: zoo.timm_model(name, num_classes=CLASSES), draw, classify, batch)
 
 
-def _torchvision(name: str, batch: int) -> Case:
+def _torchvision(name: str, batch: int, side: int = 224) -> Case:
     def build() -> nn.Module:
         return importlib.import_module("torchvision.models").get_model(name, weights=None)
 
-    return Case(name, build, labeled_images(224), classify, batch)
+    return Case(name, build, labeled_images(side), classify, batch)
 
 
 def _moco() -> nn.Module:
@@ -92,7 +100,12 @@ def _written() -> list[Case]:
 def suites() -> dict[str, dict[str, Case]]:
     """The cases of each suite, by their names."""
     torchbench = [*(_torchvision(name, batch) for name, batch in TORCHVISION.items()), *_written()]
+    attention = [_timm(name, batch) for name, batch in ATTENTION_TIMM.items()]
+    attention += [
+        _torchvision(name, batch, 256 if name == "swin_v2_t" else 224) for name, batch in ATTENTION_TORCHVISION.items()
+    ]
     return {
+        "attention": {case.name: case for case in sorted(attention, key=lambda case: case.name)},
         "timm": {name: _timm(name, batch) for name, batch in TIMM.items()},
         "dense": {case.name: case for case in dense.cases()},
         "torchbench": {case.name: case for case in sorted(torchbench, key=lambda case: case.name)},

@@ -178,7 +178,7 @@ def described(row: dict[str, Any]) -> str:
 
 
 def measure(
-    suite: Annotated[str, typer.Option(help="timm, torchbench or dense")],
+    suite: Annotated[str, typer.Option(help="timm, torchbench, dense or attention")],
     output: Annotated[Path, typer.Option(help="the result file; rows that it has are not measured again")],
     model: Annotated[list[str], typer.Option(help="some of the suite's; all by default")] = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",

@@ -122,7 +122,8 @@ def test_what_is_missing_or_not_a_number_is_wrong() -> None:
 
 def test_suites_have_the_dashboards_models_and_dense_ones() -> None:
     found = suites()
-    assert {name: len(cases) for name, cases in found.items()} == {"timm": 18, "torchbench": 17, "dense": 7}
+    counts = {"attention": 9, "timm": 18, "torchbench": 17, "dense": 7}
+    assert {name: len(cases) for name, cases in found.items()} == counts
     assert all(case.batch > 0 for cases in found.values() for case in cases.values())
 
 
