@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue
+from max.graph import TensorValue
 from torch.fx import Node
 
 from torch_max_backend.dtypes import FLOATS, NARROW_FLOATS, device_ref, max_dtype
@@ -123,10 +123,10 @@ def _is_multiplied(filters: int, group_channels: int, groups: int, on_gpu: bool)
     return on_gpu and group_channels == 1 and filters > groups > 1
 
 
-def _with_repeated_channels(problem: ConvolutionProblem, device: DeviceRef) -> ConvolutionProblem:
+def with_repeated_channels(problem: ConvolutionProblem, on_gpu: bool) -> ConvolutionProblem:
     """The plain depthwise convolution that runs in the place of ``problem``, which may be the same."""
     p = problem
-    multiplied = _is_multiplied(p.k, p.c // p.groups, p.groups, device.is_gpu())
+    multiplied = _is_multiplied(p.k, p.c // p.groups, p.groups, on_gpu)
     return replace(p, c=p.k, groups=p.k) if multiplied else p
 
 
@@ -216,7 +216,7 @@ def _run(
     """fprop or dgrad of ``source`` (x or dy); dgrad runs ``after`` the gradients of filter and bias."""
     size = ctx.dims(problem.output_size if which is Pass.FPROP else problem.input_size)
     w, taps_inside = _filter(weight)
-    run = _with_repeated_channels(problem, source.value.device)
+    run = with_repeated_channels(problem, source.value.device.is_gpu())
     geometry = _geometry(run, source, taps_inside)
     if which is Pass.FPROP:
         value = conv_fprop(_repeated(_activation(source), run.c), w, geometry, output_size=size)
@@ -257,7 +257,7 @@ def convolution_backward(
         large, small = (dy, _activation(x)) if problem.transposed else (_activation(x), dy)
         promised = ctx.meta[1]
         taps_inside = not dy.device.is_gpu() and dense_order(promised) == contiguous_order(rank + 2)
-        run = _with_repeated_channels(problem, dy.device)
+        run = with_repeated_channels(problem, dy.device.is_gpu())
         geometry = _geometry(run, grad, taps_inside)
         dw = conv_wgrad(_repeated(large, run.c), small, geometry, filter_size=problem.filter_size)
         grad_weight = _filter_gradient(dw, taps_inside, rank)

@@ -9,7 +9,7 @@ import torch
 from benchmarks.kernels.launcher import Launcher, Word
 from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.lowering.convolution import allows_tf32
+from torch_max_backend.lowering.convolution import allows_tf32, with_repeated_channels
 from torch_max_backend.mojo_ops.convolution import (
     FAMILY,
     Geometry,
@@ -18,7 +18,7 @@ from torch_max_backend.mojo_ops.convolution import (
     workspace_limit,
 )
 from torch_max_backend.mojo_ops.functions import LibraryFunction
-from torch_max_backend.problems.convolution import Pass
+from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 #: Of each pass: the two operands it reads, and the one it makes.
 _ROLES = {Pass.FPROP: "xwy", Pass.DGRAD: "ywx", Pass.WGRAD: "xyw"}
@@ -44,6 +44,9 @@ class Convolutions:
     def bind(self, case: ConvolutionCase, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """A call that gives the pass's result, in the kernels' shape; nothing is copied of channels-last operands."""
         p = case.problem
+        run = with_repeated_channels(p, case.device.type == "cuda")
+        if run != p:
+            return self._bind_repeated(case, run, inputs)
         a, b, result = _ROLES[which_of(case)]
         if p.transposed and case.role is Pass.WGRAD:
             inputs = (inputs[1], inputs[0])
@@ -65,6 +68,26 @@ class Convolutions:
         words = signature.words(geometry.numbers(), given)
         function = self._functions[which_of(case), case.dtype, Grouping.of(p.groups, group, p.k)]
         return self._launcher.bind_result(function, len(signature.numbers), sizes[result], case.dtype, words)
+
+    def _bind_repeated(
+        self, case: ConvolutionCase, run: ConvolutionProblem, inputs: Sequence[torch.Tensor]
+    ) -> Callable[[], torch.Tensor]:
+        """The same by a convolution ``run`` of repeated channels, which PyTorch repeats and adds up at each call."""
+        split = (case.problem.c, run.c // case.problem.c)
+        whole = ConvolutionCase(case.name, run, case.role, case.dtype, case.device, case.layout)
+        if which_of(case) is Pass.DGRAD:
+            gradient = self.bind(whole, inputs)
+            return lambda: gradient().unflatten(-1, split).sum(-1)
+        place = 1 if case.problem.transposed and case.role is Pass.WGRAD else 0
+        x, given = inputs[place], list(inputs)
+        given[place] = wide = x.movedim(1, -1).contiguous().repeat_interleave(split[1], -1).movedim(-1, 1)
+        call = self.bind(whole, given)
+
+        def repeated() -> torch.Tensor:
+            wide.unflatten(1, split).copy_(x.unsqueeze(2).expand_as(wide.unflatten(1, split)))
+            return call()
+
+        return repeated
 
 
 def which_of(case: ConvolutionCase) -> Pass:
