@@ -6,8 +6,8 @@ slice, output], and a second kernel puts them together.
 """
 
 from std.math import ceildiv
-from std.memory import stack_allocation
-from std.sys.info import size_of
+from std.memory import bitcast, stack_allocation
+from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import barrier, block_dim, block_idx, thread_idx
@@ -17,11 +17,14 @@ from max.gpu.memory import AddressSpace
 from ..common.arithmetic import divide
 from ..common.library import scratch
 from ..common.pointer import Ptr
+from ..common.ptx import exchange_lanes
 from ..pointwise.program import ProgramOperands, RunPositions
 from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
 
 comptime THREADS = 256
+comptime WARP = 32
+"""Threads whose values NVIDIA's GPUs exchange without memory."""
 # Threads of a block beside each other, at most, where rows of columns are reduced.
 comptime MAX_LANES = 32
 # Blocks that fill the largest GPU a few times over, so that none waits long for the last one; more would only lengthen
@@ -84,6 +87,54 @@ def block_reduce[
                 shared[unsafe_offset=k * threads + mine] = total[k]
         barrier()
         left = half
+    return total
+
+
+@always_inline
+def _exchanged[
+    acc: DType
+](value: SIMD[acc, 1], distance: Int32) -> SIMD[acc, 1]:
+    """The value of the lane whose number differs in the bits of `distance`."""
+    comptime words = size_of[acc]() // 4
+    var own = bitcast[DType.uint32, words](value)
+    comptime for i in range(words):
+        own[i] = exchange_lanes(own[i], distance)
+    return bitcast[acc, 1](own)
+
+
+@always_inline
+def lanes_reduce[
+    acc: DType, kinds: Int, n: Int
+](value: SIMD[acc, 1], lanes: Int) -> SIMD[acc, 1]:
+    """The values of `lanes` neighbouring threads, a power of two, in the first of them. All threads of the block take
+    part where `lanes` is more than a warp has."""
+    comptime if not is_nvidia_gpu() or size_of[acc]() not in (4, 8):
+        return block_reduce[acc, kinds, n, 1](value, 1, lanes)
+    var total = value
+    var distance = min(lanes, WARP) // 2
+    while distance > 0:
+        total = combined[kinds, n, acc, 1](
+            total, _exchanged(total, Int32(distance))
+        )
+        distance //= 2
+    if lanes <= WARP:
+        return total
+    var shared = stack_allocation[
+        THREADS // WARP, Scalar[acc], address_space=AddressSpace.SHARED
+    ]()
+    var warp, lane = divide(Int32(thread_idx.x), Int32(WARP))
+    # The values of the reduction before were read.
+    barrier()
+    if lane == 0:
+        shared[unsafe_offset=Int(warp)] = total[0]
+    barrier()
+    var warps = lanes // WARP
+    var first = Int(warp) // warps * warps
+    total = SIMD[acc, 1](shared[unsafe_offset=first])
+    for i in range(1, warps):
+        total = combined[kinds, n, acc, 1](
+            total, SIMD[acc, 1](shared[unsafe_offset=first + i])
+        )
     return total
 
 
@@ -162,9 +213,7 @@ def reduce_rows_kernel[
             )
     var own = values.across[P.KINDS]()
     comptime for n in range(P.RESULTS):
-        var value = block_reduce[P.ACC, P.KINDS, n, 1](
-            own.data[n], 1, Int(lanes)
-        )
+        var value = lanes_reduce[P.ACC, P.KINDS, n](own.data[n], Int(lanes))
         if lane == 0 and row < Int(outer):
             _keep[P.ACC, P.RESULT, 1, n, P.COUNT, P.DIMS](
                 operands, partials, row, Int(outer), slice, Int(slices), value

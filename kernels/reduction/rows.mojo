@@ -1,6 +1,6 @@
 """Programs over the same rows in one launch, one after the other: sums of a row and what is computed from them.
 
-Softmax and normalization read a row two or three times. Here a block has some rows from the first program to the last:
+Softmax and normalization read a row two or three times. Here a team of threads has some rows from the first program to the last:
 those behind the first find the rows in the nearest cache, and what earlier ones have written of these rows.
 """
 
@@ -9,6 +9,7 @@ from std.math import ceildiv
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
+from std.sys.info import is_nvidia_gpu
 
 from ..common.argument import KernelArgument
 from ..common.arithmetic import divide
@@ -16,16 +17,40 @@ from ..common.gpu import VECTOR_BYTES
 from ..common.library import Arguments
 from ..common.parallel import sync_parallelize, workers_for
 from ..common.pointer import Ptr
+from ..common.ptx import syncwarp
 from ..pointwise.cpu import walk
 from ..pointwise.entries import operands_of
 from ..pointwise.program import ProgramOperands, RunPositions
 from .cpu import row_values
-from .gpu import THREADS, MIN_VECTORS, block_reduce
+from .gpu import MIN_VECTORS, THREADS, WARP, lanes_reduce
 from .program import Reduction
 from .values import Values
 
+comptime _WARP_VECTORS = 8
+"""Vectors of a row that each thread of a warp reads at most; of longer rows a block has them."""
 comptime CACHED_ELEMENTS = 4096
 """Elements of rows that a core takes through all programs at once."""
+
+
+@fieldwise_init
+struct Team(ImplicitlyCopyable, TrivialRegisterPassable):
+    """The threads that take rows through all programs: of a warp where they suffice, so that no warp waits for others,
+    else of a block."""
+
+    var thread: Int
+    """Number of this thread in the team."""
+    var threads: Int
+    var lanes: Int
+    """Threads that add up one row."""
+
+    @always_inline
+    def meet(self):
+        """Waits until what was written is there for all threads of the team."""
+        comptime if is_nvidia_gpu():
+            if self.threads == WARP:
+                syncwarp()
+                return
+        barrier()
 
 
 trait RowProgram(KernelArgument):
@@ -42,10 +67,8 @@ trait RowProgram(KernelArgument):
         """Whether vectors may be moved."""
         ...
 
-    def on_gpu[
-        wide: Bool
-    ](self, first: Int, rows: Int, extent: Int, lanes: Int):
-        """Of `rows` rows of `extent` elements, by all threads of a block, `lanes` for each row; by vectors if `wide`.
+    def on_gpu[wide: Bool](self, first: Int, rows: Int, extent: Int, by: Team):
+        """Of `rows` rows of `extent` elements, by the threads of a team; by vectors if `wide`.
         """
         ...
 
@@ -113,11 +136,10 @@ struct ReducedRows[
         ] = value.cast[Self.result]()
 
     @always_inline
-    def on_gpu[
-        wide: Bool
-    ](self, first: Int, rows: Int, extent: Int, lanes: Int):
+    def on_gpu[wide: Bool](self, first: Int, rows: Int, extent: Int, by: Team):
         comptime width = Self.vector if wide else 1
-        var mine = divide(Int32(thread_idx.x), Int32(lanes))
+        var lanes = by.lanes
+        var mine = divide(Int32(by.thread), Int32(lanes))
         var lane = Int(mine[1])
         var row = Int(mine[0])
         var values = Values[Self.acc, width, Self.results].start[Self.kinds]()
@@ -144,8 +166,8 @@ struct ReducedRows[
                 )
         var own = values.across[Self.kinds]()
         comptime for n in range(Self.results):
-            var value = block_reduce[Self.acc, Self.kinds, n, 1](
-                own.data[n], 1, lanes
+            var value = lanes_reduce[Self.acc, Self.kinds, n](
+                own.data[n], lanes
             )
             if lane == 0 and row < rows:
                 self._store[n](first + row, value[0])
@@ -192,13 +214,11 @@ struct ComputedRows[
         ](self.operands)
 
     @always_inline
-    def on_gpu[
-        wide: Bool
-    ](self, first: Int, rows: Int, extent: Int, lanes: Int):
+    def on_gpu[wide: Bool](self, first: Int, rows: Int, extent: Int, by: Team):
         comptime width = Self.vector if wide and Self.whole else 1
         var each = extent if Self.whole else 1
         var start = first * each
-        for vector in range(Int(thread_idx.x), rows * each // width, THREADS):
+        for vector in range(by.thread, rows * each // width, by.threads):
             Self.run[width, 1](
                 self.operands, self.operands.place(start + vector * width)
             )
@@ -228,13 +248,10 @@ struct Then[A: RowProgram, B: RowProgram](RowProgram):
         return self.a.is_aligned() and self.b.is_aligned()
 
     @always_inline
-    def on_gpu[
-        wide: Bool
-    ](self, first: Int, rows: Int, extent: Int, lanes: Int):
-        self.a.on_gpu[wide](first, rows, extent, lanes)
-        # What was written is there for all threads of the block.
-        barrier()
-        self.b.on_gpu[wide](first, rows, extent, lanes)
+    def on_gpu[wide: Bool](self, first: Int, rows: Int, extent: Int, by: Team):
+        self.a.on_gpu[wide](first, rows, extent, by)
+        by.meet()
+        self.b.on_gpu[wide](first, rows, extent, by)
 
     @always_inline
     def on_cpu(self, first: Int, rows: Int, extent: Int):
@@ -246,10 +263,15 @@ struct Then[A: RowProgram, B: RowProgram](RowProgram):
 def rows_kernel[
     P: RowProgram, wide: Bool, name: StaticString
 ](program: P, outer: Int64, extent: Int64, lanes: Int64):
-    var block_reduce = THREADS // Int(lanes)
-    var first = Int(block_idx.x) * block_reduce
+    var threads = THREADS if lanes > WARP else WARP
+    var team, thread = divide(Int32(thread_idx.x), Int32(threads))
+    var rows = threads // Int(lanes)
+    var first = (Int(block_idx.x) * (THREADS // threads) + Int(team)) * rows
     program.on_gpu[wide](
-        first, min(block_reduce, Int(outer) - first), Int(extent), Int(lanes)
+        first,
+        min(rows, Int(outer) - first),
+        Int(extent),
+        Team(Int(thread), threads, Int(lanes)),
     )
 
 
@@ -258,8 +280,11 @@ def _launch[
     P: RowProgram, wide: Bool, name: StaticString
 ](program: P, outer: Int, extent: Int, vector: Int, ctx: DeviceContext) raises:
     var lanes = 1
-    while lanes < THREADS and lanes * vector * MIN_VECTORS < extent:
+    while lanes < WARP and lanes * vector * MIN_VECTORS < extent:
         lanes *= 2
+    if WARP * vector * _WARP_VECTORS < extent:
+        while lanes < THREADS and lanes * vector * MIN_VECTORS < extent:
+            lanes *= 2
     ctx.enqueue_function[rows_kernel[P, wide, name]](
         program,
         Int64(outer),
