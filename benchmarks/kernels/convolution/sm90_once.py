@@ -30,7 +30,8 @@ def main() -> int:
     calls = Calls([args.dtype], passes)
     for problem in read(args.suite, args.problems):
         for passing in passes:
-            run(calls, passing, problem, args.dtype, args.every)
+            if problem.is_taken(passing, args.dtype):
+                run(calls, passing, problem, args.dtype, args.every)
     return 0
 
 
