@@ -95,11 +95,16 @@ def _exchanged[
     acc: DType
 ](value: SIMD[acc, 1], distance: Int32) -> SIMD[acc, 1]:
     """The value of the lane whose number differs in the bits of `distance`."""
-    comptime words = size_of[acc]() // 4
-    var own = bitcast[DType.uint32, words](value)
-    comptime for i in range(words):
-        own[i] = exchange_lanes(own[i], distance)
-    return bitcast[acc, 1](own)
+    comptime if size_of[acc]() < 4:
+        # Every number of so few bits is one of 32 bits.
+        comptime wide = DType.float32 if acc.is_floating_point() else DType.int32
+        return _exchanged(value.cast[wide](), distance).cast[acc]()
+    else:
+        comptime words = size_of[acc]() // 4
+        var own = bitcast[DType.uint32, words](value)
+        comptime for i in range(words):
+            own[i] = exchange_lanes(own[i], distance)
+        return bitcast[acc, 1](own)
 
 
 @always_inline
@@ -108,7 +113,7 @@ def lanes_reduce[
 ](value: SIMD[acc, 1], lanes: Int) -> SIMD[acc, 1]:
     """The values of `lanes` neighbouring threads, a power of two, in the first of them. All threads of the block take
     part where `lanes` is more than a warp has."""
-    comptime if not is_nvidia_gpu() or size_of[acc]() not in (4, 8):
+    comptime if not is_nvidia_gpu():
         return block_reduce[acc, kinds, n, 1](value, 1, lanes)
     var total = value
     var distance = min(lanes, WARP) // 2

@@ -8,7 +8,7 @@ from kernels.common.library import Arguments
 from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.operands import ConvolutionOperands
-from kernels.convolution.passes import ONE_GROUP, WGRAD
+from kernels.convolution.passes import DGRAD, FPROP, ONE_GROUP, WGRAD
 from kernels.convolution.sm90.dispatch import SM90_KERNELS
 from kernels.convolution.sm90.gemm import Gemm, compiles_for, run, run_wgrad
 from kernels.convolution.sm90.tensor_map import SourceView
