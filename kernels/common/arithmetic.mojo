@@ -94,36 +94,6 @@ def quotient_above_one[
     return a / b
 
 
-@always_inline
-def one_plus_erf[
-    width: Int
-](x: SIMD[DType.float32, width], gaussian: SIMD[DType.float32, width]) -> SIMD[
-    DType.float32, width
-]:
-    """Returns 1 + erf(x), to a relative error of 1e-5 above 1e-30, from x and exp(-x^2).
-
-    With t = 1 / (1 + p |x|), exp(x^2) erfc(|x|) is nearly a polynomial in t without a constant (Hastings; Abramowitz and
-    Stegun, 7.1.26). The coefficients have the least relative error, so that the far tail has as many digits.
-    """
-    comptime P = 0.43840620
-    comptime COEFFICIENTS: Array[Float32, 6] = [
-        0.24772143,
-        0.24088196,
-        0.26686306,
-        0.03148125,
-        0.36090905,
-        -0.14786139,
-    ]
-    var t = quotient_above_one(SIMD[DType.float32, width](1), abs(x).fma(P, 1))
-    comptime last = COEFFICIENTS[5]
-    var tail = SIMD[DType.float32, width](last)
-    comptime for k in range(5):
-        comptime coefficient = COEFFICIENTS[4 - k]
-        tail = tail.fma(t, coefficient)
-    tail *= t * gaussian
-    return x.gt(0).select(2 - tail, tail)
-
-
 def gcd(a: Int, b: Int) -> Int:
     """Returns the greatest common divisor of two numbers that are never negative.
     """

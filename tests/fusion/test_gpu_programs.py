@@ -32,17 +32,11 @@ class Applied(nn.Module):
         return self.function(x, *[getattr(self, name) for name in self.names])
 
 
-def programs(
-    function: Callable[..., Tensor],
-    size: tuple[int, ...],
-    *shapes: tuple[int, ...],
-    autocast: torch.dtype | None = None,
-) -> list[Program]:
+def programs(function: Callable[..., Tensor], size: tuple[int, ...], *shapes: tuple[int, ...]) -> list[Program]:
     """What the forward and the backward graph launch of generated programs."""
     torch.compiler.reset()
     with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
-        model, x = Applied(function, *shapes), torch.empty(size, device="meta")
-        compile_ahead(model, x, target="sm_90a", autocast=autocast)
+        compile_ahead(Applied(function, *shapes), torch.empty(size, device="meta"), target="sm_90a")
     return [each for each in launched_functions(graphs) if isinstance(each, Program)]
 
 
@@ -52,19 +46,6 @@ def test_a_sigmoid_takes_the_short_instructions() -> None:
     for program in found:
         assert "exponential[width](" in program.body and "quotient_above_one[width](" in program.body
         assert ("common.arithmetic", "exponential") in program.imports
-
-
-def test_gelu_of_16_bits_takes_a_short_error_function() -> None:
-    """Forward with an exponential of its own; the gradient shares that of the density."""
-    bodies = [each.body for each in programs(lambda x, w: F.gelu(x @ w), (16, 64), (64, 64), autocast=torch.bfloat16)]
-    short = [body.partition("one_plus_erf[width](")[2].partition("\n")[0] for body in bodies if "one_plus_erf" in body]
-    assert len(short) == 2
-    assert sorted("exponential" in arguments for arguments in short) == [False, True]
-
-
-def test_gelu_of_32_bits_takes_the_exact_one() -> None:
-    bodies = [each.body for each in programs(lambda x, w: F.gelu(x * w), (16, 64), (64,))]
-    assert any("erf(" in body for body in bodies) and not any("one_plus_erf" in body for body in bodies)
 
 
 def test_other_exponentials_and_quotients_stay() -> None:

@@ -9,7 +9,6 @@ from typing import Literal
 
 from max.dtype import DType
 
-from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
@@ -593,9 +592,7 @@ def _body(
 
 
 def _short(terms: Terms, target: str) -> dict[int, str]:
-    if target != "gpu":
-        return {}
-    return idioms(terms.steps, all(terms.steps[number].value.dtype in NARROW_FLOATS for number in terms.stores))
+    return idioms(terms.steps) if target == "gpu" else {}
 
 
 def _mask(terms: Terms, guards: Sequence[Guard]) -> str:
