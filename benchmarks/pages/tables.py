@@ -66,6 +66,17 @@ def first_steps() -> str:
     return grid(header, rows) + origin(*names)
 
 
+def wheel_first_steps() -> str:
+    """Ours with the kernels of a wheel, and Inductor's, with empty caches."""
+    name = "wheel_first_steps_h200_bf16"
+    rows = []
+    for row in read(name)["rows"]:
+        theirs, least = row.get("inductor_s"), row.get("inductor_ended_after_s")
+        words = [f"{theirs:.1f}", f"{row['max_s'] / theirs:.2f}"] if theirs else [f"over {least}", ""]
+        rows.append([f"{row['model']}, {row['batch']}", f"{row['max_s']:.1f}", *words])
+    return grid(["model", "max, with a wheel's kernels, s", "inductor, s", "ratio"], rows) + origin(name)
+
+
 def host_time() -> str:
     parts = ("hand-over in", "execute", "hand-over out", "around", "total")
     names = ("host_time_cpu", "host_time_h200")
@@ -443,10 +454,6 @@ def attention() -> str:
     return grid(header, rows) + origin(*names)
 
 
-def attention_models() -> str:
-    return _beside_cuda_graphs("training_steps_attention_h200")
-
-
 def dropout_models() -> str:
     return _beside_cuda_graphs("training_steps_dropout_h200")
 
@@ -534,8 +541,8 @@ TABLES: dict[str, Callable[[], str]] = {
         step_memory, step_memory_gpu, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_cpu, convolution_workspace,
         convolution_hopper, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
-        attention, attention_models, dropout_models, matmul, resampling,
-        compile_cost, first_steps,
+        attention, dropout_models, matmul, resampling,
+        compile_cost, first_steps, wheel_first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,
     )
 }  # fmt: skip

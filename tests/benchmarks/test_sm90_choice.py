@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.kernels.convolution import sm90_check, sm90_fit
+from benchmarks.kernels.written import WrittenFunction
 
 SWEEP = RESULTS / "convolution_sm90_h200_sweep.json"
 CHOICE = ROOT / "kernels" / "convolution" / "sm90" / "choice.mojo"
@@ -40,3 +41,16 @@ def test_the_scripts_know_the_tile_shapes() -> None:
         (64 * int(blocks) * (1 if alternate == "True" else 2), int(columns)) for blocks, columns, alternate in tiles
     ] == list(sm90_fit.TILES)
     assert len(tiles) == len(sm90_check.TILE_SHAPES["bfloat16"])
+
+
+def test_the_forced_kernels_import_the_constants_that_are_their_parameters() -> None:
+    """They are compiled for a GPU that is there alone."""
+    functions = [
+        each
+        for each in sm90_check.functions_of([*sm90_check.DTYPES], sm90_check.PASSES).values()
+        if isinstance(each, WrittenFunction)
+    ]
+    assert len(functions) == 10
+    for function in functions:
+        constants = {each for each in function.parameters if isinstance(each, str)}
+        assert constants <= {name for _, name in function.imports}

@@ -62,6 +62,9 @@ def reductions(x: Tensor, row: Tensor, column: Tensor, odd: Tensor, whole: Tenso
         aten.argmax(x, 1),
         aten.div(whole, 3, rounding_mode="floor"),
         aten.sum(whole, [0]),
+        # Accumulated in 8 bits, and by threads that exchange them.
+        aten.any(aten.gt(x, 1), 1),
+        aten.amax(aten._to_copy(whole, dtype=torch.int8), [1]),
     ]
 
 
