@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.launched import launched_functions
+from tests.lowering.test_shape import patches_of_windows
 from torch_max_backend import backend
 from torch_max_backend.ahead import compile_ahead
 from torch_max_backend.fusion.program import Program
@@ -46,6 +47,12 @@ def test_a_sigmoid_takes_the_short_instructions() -> None:
     for program in found:
         assert "exponential[width](" in program.body and "quotient_above_one[width](" in program.body
         assert ("common.arithmetic", "exponential") in program.imports
+
+
+def test_gradients_of_slices_are_stored_as_their_sum() -> None:
+    """No program reads through shifted windows: the gradient of four slices that they read is stored once."""
+    found = programs(lambda x, w: patches_of_windows(x * w).sin(), (8, 4, 4, 6), (6,))
+    assert sum("slice_backward" in each.name for each in found) <= 2
 
 
 def test_other_exponentials_and_quotients_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -117,6 +118,31 @@ def test_a_slice_of_a_padded_axis_is_guarded_by_what_is_left() -> None:
 def test_a_slice_beside_what_was_padded_reads_nothing() -> None:
     with pytest.raises(ReadsOnlyPadding):
         part([9], [6], [1], [3]).then(padding([4], [2], [9]))
+
+
+def test_a_stack_of_blocks_is_guarded_by_the_blocks_number() -> None:
+    """Blocks of rows, some of them padding, in any order of blocks, rows and columns: `torch.stack` is so."""
+    for blocks, rows, before, behind in itertools.product((1, 2, 3), (1, 2, 4), (0, 1, 2), (0, 1, 3)):
+        margins = before * rows, behind * rows
+        view = np.pad(np.arange(blocks * rows * 5).reshape(-1, 5), (margins, (0, 0)), constant_values=OUTSIDE)
+        padded = padding([blocks * rows, 5], [margins[0], 0], view.shape)
+        stack = before + blocks + behind, rows, 5
+        for axes in itertools.permutations(range(3)):
+            found = permutation(stack, axes).then(padded)
+            assert found is not None
+            assert offsets(found).tolist() == view.reshape(stack).transpose(axes).ravel().tolist()
+
+
+def test_one_place_inside_adds_nothing() -> None:
+    """Read behind it or not: the stride of a digit that is guarded so says nothing."""
+    first = padding([4, 1, 3], [0, 1, 0], [4, 2, 3])
+    assert first.digits == ((4, 3), (2, 0, 1, 1), (3, 1))
+    assert first.then(identity(12)) == first
+
+
+def test_a_guard_that_ends_within_a_block_has_no_map() -> None:
+    """One row of padding in front of three rows, read as two blocks of two in the other order."""
+    assert permutation([2, 2], [1, 0]).then(padding([3], [1], [4])) is None
 
 
 def test_a_digit_that_would_carry_has_no_map() -> None:

@@ -46,6 +46,18 @@ def grad(name: str, function: Callable[..., object], *makers: Maker) -> Case:
     return Case(name, gradients(function), recipe(*makers), exact=True)
 
 
+def patches_of_windows(windows: torch.Tensor) -> torch.Tensor:
+    """An image of 2x2 windows, shifted; of 2x2 pixels one, as shifted windows and patch merging of Swin."""
+    x = windows.view(2, 2, 2, 4, 4, 6).permute(0, 1, 3, 2, 4, 5).reshape(2, 8, 8, 6).roll((2, 2), (1, 2))
+    return torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], -1)
+
+
+def unbound_stack(x: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values that are computed with, in another order."""
+    query, key, value = x.permute(2, 0, 3, 1, 4).unbind(0)
+    return query.mT * key.sum(-1).unsqueeze(-2) + value.mT
+
+
 VIEWS = [
     case("view_split_and_merge", lambda x: x.view(2, 12).view(6, 4), whole(4, 6)),
     grad("view_of_channels_last", lambda x: x.reshape(2, 3, 20), last(2, 3, 4, 5)),
@@ -101,6 +113,8 @@ JOINED = [
     case("roll", lambda x: x.roll((1, -2), (0, 1)), whole(4, 5)),
     case("roll_flat", lambda x: x.roll(4), swapped(3, 4)),
     case("roll_channels_last", lambda x: x.roll(2, 2), last(2, 3, 4, 5)),
+    grad("patches_of_windows", patches_of_windows, whole(8, 4, 4, 6)),
+    grad("unbound_stack", unbound_stack, whole(2, 5, 3, 4, 6)),
     grad("flip", lambda x: x.flip(0, -1), last(2, 3, 4, 5)),
     case("flip_int", lambda x: x.flip(1), whole(2, 3, dtype=torch.int32)),
 ]
@@ -110,6 +124,7 @@ SLICES = [
     case("slice_negative", lambda x: x[-3:-1] * 2, whole(5, 2)),
     case("slice_beyond", lambda x: x[1:100, -100:2], whole(3, 4)),
     grad("slice_step", lambda x: x[1::2, ::3], whole(6, 7)),
+    grad("slice_step_far", lambda x: x[5:-1:3, 2:3:4], whole(11, 9)),
     case("slice_step_channels_last", lambda x: x[..., ::2, 1::2], last(2, 3, 5, 6)),
     case("slice_empty", lambda x: x[2:1], whole(4, 3)),
     case("slice_bool", lambda x: (x > 0)[1:], whole(4, 3)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from max.dtype import DType
 from max.graph import DeviceRef
@@ -29,7 +30,7 @@ from torch_max_backend.fusion.terms import (
     is_reduction,
     is_view,
 )
-from torch_max_backend.typed_graph.operations import Operation, Reduction, Value
+from torch_max_backend.typed_graph.operations import Operation, Pad, Pointwise, Reduction, Value
 
 MAX_RESULTS = 3
 _COSTS = {
@@ -125,13 +126,38 @@ def _roots(
                 cut = joined_sum(found, roots, fusible, joins) or partial_sum(found, roots, fusible)
                 parts.update([] if cut is None else [cut])
         except CutAt as error:
-            cut = error.value
+            cut = _sum_of_padded(error.value, roots, fusible)
         if cut is not None and cut not in roots and cut.maker in fusible:
             roots[cut] = None
             waiting += [cut, root]
     # Once more: what was found first did not know of the roots that came later.
     terms = {root: Terms([root], roots, fusible) for root in sorted(roots, key=_position)}
     return {root: each for root, each in terms.items() if _fits(each)}
+
+
+def _sum_of_padded(value: Value, roots: Collection[Value], fusible: Collection[Operation]) -> Value:
+    """The sum that a padded value is a part of, where all others are padded, too: as large, and stored once. Such sums
+    are gradients of several slices of a tensor. Any other value itself, and what is part of a root."""
+    while _is_padded(value):
+        readers = [reader for reader in readers_of(value) if reader in fusible]
+        reader = readers[0] if len(readers) == 1 else None
+        if not _is_sum(reader) or not all(_is_padded(in_memory(operand)) for operand in reader.operands):
+            break
+        if reader.results[0] in roots:
+            break
+        value = reader.results[0]
+    return value
+
+
+def _is_padded(value: Value) -> bool:
+    """Whether the value, or each part of a sum, is padded."""
+    if _is_sum(value.maker):
+        return all(_is_padded(in_memory(operand)) for operand in value.maker.operands)
+    return isinstance(value.maker, Pad)
+
+
+def _is_sum(operation: Operation | None) -> TypeGuard[Pointwise]:
+    return isinstance(operation, Pointwise) and operation.name == "add"
 
 
 def _costly_number(terms: Terms) -> Value | None:

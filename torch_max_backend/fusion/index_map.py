@@ -148,9 +148,10 @@ def _strided(
         own = [number for number, (_, place) in enumerate(pieces) if place == k]
         if not own:
             raise ReadsOnlyPadding
-        if len(own) > 1:
+        high = _guarded_piece(own, pieces, (begin[k], first, count))
+        if high is None:
             return None
-        alone[own[0]] = k
+        alone[high] = k
     found: list[Digit] = []
     for number, (piece, place) in enumerate(pieces):
         extent, step, *guard = piece
@@ -169,6 +170,20 @@ def _strided(
     return from_digits(found[::-1], start)
 
 
+def _guarded_piece(
+    numbers: Sequence[int], pieces: Sequence[tuple[Digit, int | None]], bounds: Sequence[int]
+) -> int | None:
+    """The piece of a guarded digit that tells whether the digit is inside: the highest, if no sum of the others reaches
+    its step and it begins and ends at the guard's ``bounds``. None where several have to be asked."""
+    *lower, high = sorted(numbers, key=lambda number: pieces[number][0][1])
+    step, below = pieces[high][0][1], 0
+    for number in lower:
+        extent, own, *guard = pieces[number][0]
+        below += ((guard[1] if guard else extent) - 1) * own
+    whole = not lower or (below < step and not any(bound % step for bound in bounds))
+    return high if whole else None
+
+
 def from_digits(digits: Sequence[Digit], start: int = 0) -> IndexMap:
     """The map with these digits, the highest first, from ``start`` on."""
     merged: list[Digit] = []
@@ -178,6 +193,9 @@ def from_digits(digits: Sequence[Digit], start: int = 0) -> IndexMap:
             guard = []
         if extent == 1:
             continue
+        if guard and guard[1] == 1:
+            # It adds nothing at the one place inside.
+            stride = 0
         if merged and not guard and len(merged[-1]) == 2 and merged[-1][1] == extent * stride:
             merged[-1] = (merged[-1][0] * extent, stride)
         else:

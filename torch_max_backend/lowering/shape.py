@@ -311,18 +311,17 @@ def placed(ctx: LoweringContext, source: GraphTensor, dim: int, size: Size, star
         raise CannotLower("a slice of run-time extent")
     length = int(count)
     if step > 1 and length:
-        # [.., L, ..] -> [.., L, step, ..] with zeros behind each place, then read as one axis.
+        # [.., L, 1, ..] with zeros around it is [.., blocks, step, ..]; both are read as one axis.
         apart = list(source.value.shape)
         apart.insert(axis + 1, Dim(1))
+        (block, place), blocks = divmod(start, step), -(-size // step)
         paddings = [0] * (2 * len(apart))
-        paddings[2 * axis + 3] = step - 1
+        paddings[2 * axis : 2 * axis + 4] = block, blocks - block - length, place, step - 1 - place
         zero = scalar(0, source.dtype, DeviceRef.CPU())
         value = ops.pad(ops.reshape(source.value, apart), paddings, zero)
         joined = list(source.value.shape)
-        joined[axis] = Dim(length * step)
-        source = source.with_value(ops.reshape(value, joined))
-        length = (length - 1) * step + 1
-        source = sliced(source, dim, Dim(0), Dim(length))
+        joined[axis] = Dim(blocks * step)
+        return sliced(source.with_value(ops.reshape(value, joined)), dim, Dim(0), Dim(size))
     return padded(ctx, source, {dim: (start, size - start - length)})
 
 
