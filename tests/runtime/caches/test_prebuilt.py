@@ -12,6 +12,7 @@ import torch
 from max.dtype import DType
 
 from torch_max_backend.mojo_ops import functions, normalization
+from torch_max_backend.mojo_ops.convolution import WGRAD_BIAS
 from torch_max_backend.mojo_ops.functions import function_of
 from torch_max_backend.mojo_ops.signatures import declared, load_all
 from torch_max_backend.runtime.building import libraries
@@ -114,5 +115,6 @@ def test_every_entry_is_enumerated() -> None:
     load_all()
     named = {each.name for family in declared.values() for each in family.signatures}
     listed = functions.all_functions("cpu", (DType.float32,))
-    assert named <= {each.entry for each in listed}
+    # Hopper's alone.
+    assert named - {WGRAD_BIAS} <= {each.entry for each in listed}
     assert len({each.symbol for each in listed}) == len(listed) > 80
