@@ -1,7 +1,7 @@
 """Programs over the same rows in one launch, one after the other: sums of a row and what is computed from them.
 
-Softmax and normalization read a row two or three times. Here a team of threads has some rows from the first program to the last:
-those behind the first find the rows in the nearest cache, and what earlier ones have written of these rows.
+Softmax and normalization read a row two or three times. Here a team of threads has some rows from the first program to
+the last: those behind the first find the rows in the nearest cache, and what earlier ones have written of these rows.
 """
 
 from std.math import ceildiv
@@ -279,12 +279,10 @@ def rows_kernel[
 def _launch[
     P: RowProgram, wide: Bool, name: StaticString
 ](program: P, outer: Int, extent: Int, vector: Int, ctx: DeviceContext) raises:
+    var most = THREADS if WARP * vector * _WARP_VECTORS < extent else WARP
     var lanes = 1
-    while lanes < WARP and lanes * vector * MIN_VECTORS < extent:
+    while lanes < most and lanes * vector * MIN_VECTORS < extent:
         lanes *= 2
-    if WARP * vector * _WARP_VECTORS < extent:
-        while lanes < THREADS and lanes * vector * MIN_VECTORS < extent:
-            lanes *= 2
     ctx.enqueue_function[rows_kernel[P, wide, name]](
         program,
         Int64(outer),

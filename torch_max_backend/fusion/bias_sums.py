@@ -12,15 +12,14 @@ from max.graph import DeviceRef
 
 from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.convolutions import takes_part
+from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.groups import readers_of
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.mojo_ops.convolution import FAMILY, WGRAD_BIAS, Geometry, wgrad_bias_function
 from torch_max_backend.mojo_ops.functions import require_function
+from torch_max_backend.mojo_ops.fused_convolution import reads_in_place
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operand, Operation, Reduction, Reshape, Result, Value
-
-_ALIGNED = 8
-"""Channels that the kernel reads as they lie are a multiple of this."""
 
 
 def join_bias_sums(graph: TypedGraph, device: DeviceRef) -> None:
@@ -57,7 +56,7 @@ def _is_of_rows(total: Reduction) -> bool:
 
 def _weight_gradients(total: Reduction) -> Iterator[Call]:
     """The weight gradients that read what is added up as dy, and that the kernel computes with its sums."""
-    source = total.operands[0]
+    source, depends = total.operands[0], Dependencies((), {})
     assert source.shape is not None
     for reader in readers_of(in_memory(source)):
         if not isinstance(reader, Call) or reader.kernel != "conv_wgrad" or not isinstance(reader.facts, Geometry):
@@ -65,23 +64,9 @@ def _weight_gradients(total: Reduction) -> Iterator[Call]:
         x, dy = reader.operands
         if x.shape is None or dy.shape is None or in_memory(dy) is not in_memory(source):
             continue
-        flat = x.shape[1] == dy.shape[1] == 1 and reader.facts.groups == 1
-        aligned = x.shape[4] % _ALIGNED == 0 and dy.shape[4] % _ALIGNED == 0
-        if flat and aligned and dy.shape[4] == source.shape[1] and dy.size == source.size and not _waits(x, total):
+        same = dy.shape[4] == source.shape[1] and dy.size == source.size
+        if same and reads_in_place(dy.dtype, reader.facts, x.shape, dy.shape) and not depends.waits([x], total):
             yield reader
-
-
-def _waits(value: Value, operation: Operation) -> bool:
-    """Whether the value depends on the operation."""
-    waiting, seen = [value], set[Operation]()
-    while waiting:
-        maker = waiting.pop().maker
-        if maker is operation:
-            return True
-        if maker is not None and maker not in seen and maker.position > operation.position:
-            seen.add(maker)
-            waiting += maker.operands
-    return False
 
 
 def _call(graph: TypedGraph, product: Call, made: dict[Value, Value]) -> tuple[Value, Value]:

@@ -21,6 +21,7 @@ from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MAX_INPUTS, loop_nest_of
 from torch_max_backend.fusion.terms import (
+    MAX_GUARDS,
     CutAt,
     Leaf,
     NotOneProgram,
@@ -150,10 +151,19 @@ def _sum_of_padded(value: Value, roots: Collection[Value], fusible: Collection[O
 
 
 def _is_padded(value: Value) -> bool:
-    """Whether the value, or each part of a sum, is padded."""
-    if _is_sum(value.maker):
-        return all(_is_padded(in_memory(operand)) for operand in value.maker.operands)
-    return isinstance(value.maker, Pad)
+    """Whether the value, or each part of a sum, is padded; of no more parts than one program can ask for."""
+    waiting, parts = [value], 0
+    while waiting:
+        maker = waiting.pop().maker
+        if _is_sum(maker):
+            waiting += map(in_memory, maker.operands)
+        elif not isinstance(maker, Pad):
+            return False
+        else:
+            parts += 1
+        if parts + len(waiting) > MAX_GUARDS:
+            return False
+    return True
 
 
 def _is_sum(operation: Operation | None) -> TypeGuard[Pointwise]:

@@ -130,6 +130,20 @@ def shapes(named: Mapping[str, Any]) -> list[list[int]]:
 
 
 @beartype
+def reads_in_place(dtype: DType, geometry: Geometry, *activations: Sequence[int]) -> bool:
+    """Whether Hopper's implicit matrix products read and write the activations as they lie: of 16 bits, one group, two
+    axes, and rows of channels that are whole numbers of 16 bytes.
+
+    Args:
+        dtype: of all tensors.
+        geometry: of the convolution.
+        activations: shapes of x and y, of rank 5.
+    """
+    whole = all(shape[1] == 1 and shape[4] * dtype.size_in_bytes % _ROW_BYTES == 0 for shape in activations)
+    return dtype in NARROW_FLOATS and geometry.groups == 1 and whole
+
+
+@beartype
 def phases_in_store(
     which: FusedPass,
     dtype: DType,
@@ -152,9 +166,7 @@ def phases_in_store(
         None where no such kernel takes the convolution: it has groups, three axes, 32 or 64 bits, rows of channels that
         begin at odd addresses, or larger strides.
     """
-    flat = result[1] == a[1] == w[1] == 1
-    aligned = all(shape[4] * dtype.size_in_bytes % _ROW_BYTES == 0 for shape in (result, a))
-    if dtype not in NARROW_FLOATS or geometry.groups != 1 or not flat or not aligned:
+    if w[1] != 1 or not reads_in_place(dtype, geometry, result, a):
         return None
     # A forward pass has one phase; with strides that are larger still it is rare.
     most = next((most for most in _MAX_PHASES if geometry.phases <= most), None)

@@ -13,7 +13,6 @@ from kernels.convolution.sm90.dispatch import SM90_KERNELS
 from kernels.convolution.sm90.gemm import Gemm, compiles_for, run, run_wgrad
 from kernels.convolution.sm90.tensor_map import SourceView
 from kernels.convolution.sm90.wgrad_plan import WgradChoice
-from kernels.common.pointer import Ptr
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
