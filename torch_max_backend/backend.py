@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from torch_max_backend import lowering
+from torch_max_backend.custom_ops.affine_grid import affine_grids_as_products
 from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
@@ -182,6 +183,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
         # together with the forward graph.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(interpolations_whole())
+        stack.enter_context(affine_grids_as_products())
         forward, backward, inference = compilers
         compiled = aot_module_simplified(
             gm,

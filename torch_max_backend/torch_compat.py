@@ -339,10 +339,11 @@ def tracing_kernels(
         shapes: functions that make an op's fake results, for ops of which PyTorch has none that take symbolic sizes.
     """
     ours: dict[OpOverload, dict[Any, Callable[..., Any]]] = {}
+    autograd, composite = _BEFORE_AUTOGRAD
     for op, function in kernels.items():
         ours[op] = {key: each for key, each in op.py_kernels.items() if key not in _BEFORE_AUTOGRAD}
         if function is not None:
-            ours[op][torch._C.DispatchKey.CompositeImplicitAutograd] = function
+            ours[op][composite if op.has_kernel_for_dispatch_key(composite) else autograd] = function
     for op, function in shapes.items():
         ours[op] = {torch._C.DispatchKey.Meta: function, **op.py_kernels}
     before = {op: op.py_kernels for op in ours}

@@ -11,6 +11,7 @@ share the cores; ``found.json`` then has what all of them found, and ``SEED.log`
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import math
 import re
@@ -116,6 +117,7 @@ def kind_of(outcome: Outcome) -> str:
 
 def _run(args: argparse.Namespace) -> int:
     """One process's share; its exit status."""
+    faulthandler.enable()
     # Convolutions in TF32 are no faults, and hide some.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     lowering.load_all()

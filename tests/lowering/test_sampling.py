@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.launched import launched_functions
 from torch_max_backend import backend
@@ -80,3 +81,46 @@ def test_the_same_bits_where_that_is_asked_for() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("extents", [(5, 7), (3, 4, 2)])
+@pytest.mark.parametrize("corners", [False, True])
+def test_affine_grids_of_a_batch_that_grows(corners: bool, extents: tuple[int, ...]) -> None:
+    """PyTorch's own gradient is not traced with symbolic sizes, whatever the backend."""
+
+    def locate(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return F.affine_grid(theta, list(x.shape), align_corners=corners)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(locate, backend="max", options={"fallback": "error"})
+    for batch in (2, 3, 5):
+        theta = torch.randn(batch, len(extents), len(extents) + 1, requires_grad=True)
+        x = torch.empty(batch, 3, *extents)
+        grid, wanted = compiled(theta, x), locate(theta, x)
+        torch.testing.assert_close(grid, wanted)
+        assert grid.stride() == wanted.stride()
+        weights = torch.randn_like(grid)
+        found, true = (torch.autograd.grad(each, theta, weights) for each in (grid, wanted))
+        torch.testing.assert_close(found, true)
+
+
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_affine_grids_of_one_pixel(autocast: bool) -> None:
+    """PyTorch's own decomposition and gradient raise for an axis of extent 1."""
+
+    def locate(theta: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = ((2, 8, 4, 1), (2, 8, 1, 1), (2, 8, 1, 3))
+        return tuple(F.affine_grid(theta, size, align_corners=corners) for size in sizes for corners in (False, True))
+
+    theta = torch.randn(2, 2, 3, requires_grad=True)
+    torch._dynamo.reset()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        grids, wanted = torch.compile(locate, backend="max")(theta), locate(theta)
+    torch.testing.assert_close(grids, wanted)
+    if autocast:
+        # Eager PyTorch has no gradient here.
+        return
+    weights = [torch.randn_like(grid) for grid in grids]
+    found, true = (torch.autograd.grad(each, theta, weights) for each in (grids, wanted))
+    torch.testing.assert_close(found, true)

@@ -83,7 +83,9 @@ def graph_device(nodes: Sequence[Node]) -> torch.device:
     if not devices:
         return torch.device("cpu")
     if len(devices) > 1:
-        raise CannotLower(f"one graph on several devices: {sorted(map(str, devices))}")
+        on = {str(tensor.device): node for node in nodes for tensor in tensors_of(node.meta.get("val"))}
+        where = ", ".join(f"{device} ({node.format_node()})" for device, node in sorted(on.items()))
+        raise CannotLower(f"one graph on several devices: {where}")
     return devices.pop()
 
 
