@@ -67,8 +67,10 @@ def pointwise[
     parts: Int,
     guards: Int,
     numbers: Int,
+    outermost: Int,
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """One program over operands of any shapes; a GPU's thread computes `parts` vectors.
+    """One program over operands of any shapes; a GPU's thread computes `parts` vectors, and threads count digit
+    `outermost` last.
     """
     var size = arguments.take_word()
     var loop_nest = arguments.take_list()
@@ -81,7 +83,7 @@ def pointwise[
     comptime if is_cpu[target]():
         pointwise_cpu[count, dims, run, vector](operands, size)
     else:
-        pointwise_gpu[count, dims, run, vector, parts](
+        pointwise_gpu[count, dims, run, vector, parts, outermost](
             operands, size, together % VECTOR_BYTES == 0, ctx
         )
 

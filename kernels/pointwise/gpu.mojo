@@ -20,23 +20,27 @@ def pointwise_kernel[
     ) thin -> None,
     width: Int,
     parts: Int,
+    outermost: Int,
 ](
     operands: ProgramOperands[count, dims],
     first: Int64,
     last: Int64,
     threads: Int64,
 ):
-    """Runs a program. Each of `threads` has every `threads`-th vector of the elements [first, last).
+    """Runs a program. Each of `threads` has every `threads`-th vector of the elements [first, last), which are counted
+    with digit `outermost` last.
     """
     var thread = global_idx.x
     if thread >= Int(threads):
         return
     var i = Int(first) + thread * width
-    var places = RunPositions[dims, parts](operands.place(i))
+    var places = RunPositions[dims, parts](operands.place[outermost](i))
     comptime for part in range(1, parts):
         i += Int(threads) * width
         var live = i < Int(last)
-        places.put[part](operands.place(i) if live else places.data[0], live)
+        places.put[part](
+            operands.place[outermost](i) if live else places.data[0], live
+        )
     run[width * parts, parts](operands, places)
 
 
@@ -63,13 +67,15 @@ def pointwise_gpu[
     ) thin -> None,
     vector: Int,
     parts: Int,
+    outermost: Int,
 ](
     operands: ProgramOperands[count, dims],
     size: Int,
     aligned: Bool,
     ctx: DeviceContext,
 ) raises:
-    """Computes `size` elements of each result; by vectors where all memory is `aligned` for them.
+    """Computes `size` elements of each result; by vectors where all memory is `aligned` for them. Where `outermost` is not
+    0, rows are whole vectors.
     """
     var first = 0
     comptime if vector > 1:
@@ -80,7 +86,7 @@ def pointwise_gpu[
                     operands, first // vector
                 )
                 ctx.enqueue_function[
-                    pointwise_kernel[count, dims, run, vector, parts]
+                    pointwise_kernel[count, dims, run, vector, parts, outermost]
                 ](
                     operands,
                     Int64(0),
@@ -90,7 +96,9 @@ def pointwise_gpu[
                     block_dim=THREADS,
                 )
     if first < size:
-        ctx.enqueue_function[pointwise_kernel[count, dims, run, 1, 1]](
+        ctx.enqueue_function[
+            pointwise_kernel[count, dims, run, 1, 1, outermost]
+        ](
             operands,
             Int64(first),
             Int64(size),

@@ -94,20 +94,30 @@ struct ProgramOperands[count: Int, dims: Int](
         return "ProgramOperands"
 
     @always_inline
-    def place(self, index: Int) -> ElementPosition[Self.dims]:
-        """Returns the place of element `index` of a result, below 2^31."""
+    def place[
+        outermost: Int = 0
+    ](self, index: Int) -> ElementPosition[Self.dims]:
+        """Returns the place of a result's element `index`, below 2^31; of the one that is number `index` where digit
+        `outermost` is counted last, if that is not 0.
+        """
         var digits = IndexList[Self.dims, element_type=DType.int32]()
         var rest = UInt32(index)
-        comptime for reverse in range(Self.dims - 1):
+        comptime for reverse in range(Self.dims):
             comptime k = Self.dims - 1 - reverse
-            var product = UInt64(rest << 1) * UInt64(
-                UInt32(self.multipliers[k])
-            )
-            var quotient = UInt32(product >> 32) >> UInt32(self.shifts[k])
-            digits[k] = Int(rest - quotient * UInt32(self.extents[k]))
-            rest = quotient
-        digits[0] = Int(rest)
-        return ElementPosition[Self.dims](index, digits)
+            comptime if k != outermost:
+                var product = UInt64(rest << 1) * UInt64(
+                    UInt32(self.multipliers[k])
+                )
+                var quotient = UInt32(product >> 32) >> UInt32(self.shifts[k])
+                digits[k] = Int(rest - quotient * UInt32(self.extents[k]))
+                rest = quotient
+        digits[outermost] = Int(rest)
+        comptime if outermost == 0:
+            return ElementPosition[Self.dims](index, digits)
+        var number = Int32(0)
+        comptime for k in range(Self.dims):
+            number = number * Int32(self.extents[k]) + Int32(digits[k])
+        return ElementPosition[Self.dims](Int(number), digits)
 
     @always_inline
     def _offset[n: Int](self, place: ElementPosition[Self.dims]) -> Int:
@@ -214,7 +224,7 @@ struct ProgramOperands[count: Int, dims: Int](
     def inside_same[
         n: Int, width: Int
     ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
-        """Returns whether a guard that does not change with the last digit holds.
+        """Returns whether a guard holds that is the same for all neighbouring elements.
         """
         return SIMD[DType.bool, width](
             fill=UInt32(self._offset[n](place)) < UInt32(self.data[n])

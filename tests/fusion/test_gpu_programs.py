@@ -92,3 +92,33 @@ def test_columns_of_a_reduction_are_read_once() -> None:
     assert found and all(each.reduction is not None and not each.reduction.rows for each in found)
     rows = programs(lambda x, w: (x * w).sum(1), (256, 64), (64,))[0]
     assert rows.reduction is not None and rows.reduction.rows and '"column"' not in rows.body
+
+
+def test_a_thread_computes_one_part() -> None:
+    """And threads of a warp the same one, where parts are short."""
+
+    def parts(x: Tensor, w: Tensor) -> list[Tensor]:
+        return [x * w, x + 1, x.relu()]
+
+    def heads(x: Tensor, w: Tensor) -> Tensor:
+        return torch.stack([each.transpose(1, 2) for each in parts(x, w)], 1).permute(0, 3, 1, 2, 4).contiguous()
+
+    (near, *_) = programs(heads, (8, 5, 2, 64), (64,))
+    assert "if (g0)[0]:" in near.body and near.outermost
+    (along, *_) = programs(lambda x, w: torch.cat(parts(x, w), 1), (8, 64), (64,))
+    assert "if (g0)[0]:" in along.body and not along.outermost
+    (within, *_) = programs(lambda x, w: torch.cat(parts(x, w), 1), (8, 31), (31,))
+    assert ".select(" in within.body and "if (g0)[0]:" not in within.body and not within.outermost
+
+
+def test_a_convolution_stores_what_two_programs_need() -> None:
+    """A product with its bias, which is saved, and its GELU: the product's own result is not written."""
+    torch.compiler.reset()
+    layers = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+    x = torch.empty(2048, 128, device="meta")
+    with mock.patch.object(libraries, "build", return_value={}), backend.recorded_graphs() as graphs:
+        compile_ahead(layers, x, target="sm_90a", autocast=torch.bfloat16)
+    found = [each for each in launched_functions(graphs[:1]) if isinstance(each, Program)]
+    assert [each.entry for each in found if "addmm" in each.ops].count("conv_pointwise") == 2
+    (gelu,) = [each for each in found if "gelu" in each.ops]
+    assert gelu.entry == "pointwise" and gelu.results == 1

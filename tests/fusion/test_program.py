@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.harness import SEED
@@ -63,6 +64,16 @@ def quotients(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return a // b.where(b != 0, 3), torch.div(a, b.where(b != 0, -3), rounding_mode="trunc"), a.to(torch.uint8) // small
 
 
+def stacked(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """Of three computed parts, which follow each other closely."""
+    return torch.stack([x * w, F.pad(y.relu(), (0, 0, 1, 0))[:, :-1], x - y], 2) + w
+
+
+def parted(x: Tensor, y: Tensor) -> Tensor:
+    """Of two computed parts, with zeros behind them."""
+    return F.pad(torch.cat([x * 2 + 1, y.abs()], 1), (0, 0, 0, 2)) - 1
+
+
 CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "channel of NCHW, rows of 35": (affine, arguments((3, 8, 5, 7), (8,), (8,))),
     "channel of NCHW, rows of 64": (affine, arguments((2, 6, 8, 8), (6,), (6,))),
@@ -72,6 +83,8 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "split": (split, arguments((24, 10), (4, 6))),
     "several results": (two_results, arguments((7, 33), (7, 33))),
     "several results, broadcast": (two_results, arguments((7, 33), (7, 1))),
+    "stacked": (stacked, arguments((6, 5, 16), (6, 5, 16), (16,))),
+    "parts of other lengths": (parted, arguments((4, 3, 16), (4, 5, 16))),
     "select": (selected, arguments((70, 33), (33,))),
     "whole numbers": (whole, arguments((70, 33), (33,))),
     "quotients of whole numbers": (quotients, arguments((70, 33), (33,))),

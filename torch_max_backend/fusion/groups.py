@@ -16,7 +16,7 @@ from max.dtype import DType
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group, batches
-from torch_max_backend.fusion.convolutions import is_suitable, takes_part
+from torch_max_backend.fusion.convolutions import absorbed, is_suitable, takes_part
 from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MAX_INPUTS, loop_nest_of
@@ -70,10 +70,12 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
     terms, fusible = values_in_memory(operations, kept, device, parts)
     roots = list(terms)
     groups = [Group(terms[root]) for root in roots]
-    # A partial sum that waits for the whole would free nothing.
+    # A partial sum that waits for the whole would free nothing. What a convolution can store stays apart, too: together
+    # with a program that reads it, the convolution's own result would have to be written and read.
     alone = [
         group for group, root in zip(groups, roots, strict=True)
         if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
+        or absorbed(group, groups, kept, device) is not None
     ]  # fmt: skip
     joined = _Joiner(groups, alone, roots, fusible).join()
     chosen = batches(joined, operations, fusible, kept)

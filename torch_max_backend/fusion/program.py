@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from max.dtype import DType
 
+from torch_max_backend.fusion.branches import Choice, nested
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard, refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
@@ -41,6 +43,8 @@ _CASTS = frozenset({"_to_copy", "convert_element_type", "clone"})
 """Ops that name a program only where it has no others."""
 _LONGEST_NAME = 60
 """Letters of the ops in a generated function's name."""
+_SHORT_RUN = 2048
+"""Elements: parts that follow each other more closely fall to threads of one warp, which then goes all ways."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MAX_INPUTS = 12
@@ -103,6 +107,7 @@ class Program:
         vector: how many neighbouring elements a thread computes at once.
         parts: how many such vectors a GPU's thread reads before it computes.
         results: how many of the operands are results.
+        outermost: the digit that threads of a GPU count last, not the first one; 0 for the order of memory.
         convolution: the one whose result the function gets, where it gets one.
         guards: how many of the operands are conditions.
         numbers: how many of them are numbers.
@@ -126,13 +131,14 @@ class Program:
     ordered: int = 0
     parts: int = 1
     results: int = 1
+    outermost: int = 0
     ops: str = field(default="", compare=False)
 
     @property
     def _name(self) -> str:
         convolution = self.convolution.parameters if self.convolution else ""
         text = f"{self.entry} {self.target} {self.operands} {self.digits} {self.vector} {convolution} {self.guards}"
-        text += f" {self.numbers} {self.parts} "
+        text += f" {self.numbers} {self.parts} {self.outermost or ''} "
         if self.reduction is not None:
             text += f"{self.reduction.parameters} {self.reduction.rows}"
         text += f"\n{self.body}"
@@ -198,7 +204,7 @@ class Program:
         if self.entry == "pointwise_many":
             return f'pointwise_many["{self.target}", {many}]'
         sizes = f"{self.operands}, {self.digits}, {self.name}, {self.vector}, {self.parts}"
-        return f'pointwise["{self.target}", {sizes}, {self.guards}, {self.numbers}]'
+        return f'pointwise["{self.target}", {sizes}, {self.guards}, {self.numbers}, {self.outermost}]'
 
     @property
     def imports(self) -> frozenset[tuple[str, str]]:
@@ -321,7 +327,7 @@ def _over_all(
     vector: int,
 ) -> Program:
     """The program of an entry that runs over all elements and takes what the loops say as arguments."""
-    ways, asked = _ways(terms, loops, vector, target), _asked(loops, vector, target)
+    ways, asked = _ways(terms, loops, vector, target), _asked(terms, loops, vector, target)
     parts = _parts(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
     return Program(
@@ -336,8 +342,18 @@ def _over_all(
         reduction=reduction,
         parts=parts,
         results=len(terms.roots),
+        outermost=_outermost(loops, asked) if (entry, target) == ("pointwise", "gpu") else 0,
         ops=ops_of(terms),
     )
+
+
+def _outermost(loops: LoopNest, asked: Sequence[str]) -> int:
+    """The digit by which parts of a concatenated value differ, where they are short."""
+    digits = {digit for strides in loops.guards for digit, stride in enumerate(strides) if stride}
+    if len(digits) != 1 or set(asked) != {"same"} or len(loops.extents) - 1 in digits:
+        return 0
+    (digit,) = digits
+    return digit if math.prod(loops.extents[digit + 1 :]) < _SHORT_RUN else 0
 
 
 def _first_guard(terms: Terms) -> int:
@@ -537,11 +553,16 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector:
     return "strided"
 
 
-def _asked(loops: LoopNest, vector: int, target: str) -> list[str]:
-    """How each guard is asked."""
+def _asked(terms: Terms, loops: LoopNest, vector: int, target: str) -> list[str]:
+    """How each guard is asked: once where it holds for all elements of a vector or for none."""
     if _crosses(loops.extents, vector, target):
         return ["each"] * len(loops.guards)
-    return ["row" if strides[-1] else "same" for strides in loops.guards]
+    asked = []
+    for guard, strides in zip(terms.guards, loops.guards, strict=True):
+        numbers = guard.start, guard.count, *strides[:-1]
+        whole = target == "gpu" and strides[-1] == 1 and not any(number % vector for number in numbers)
+        asked.append("same" if whole or not strides[-1] else "row")
+    return asked
 
 
 def _body(
@@ -559,6 +580,8 @@ def _body(
     lines = [f'    var g{n} = a.inside["{way}", {first + n}, width](p)\n' for n, way in enumerate(asked)]
     operand = len(terms.roots)
     remaining = iter(ways)
+    steps: list[str | Choice] = []
+    text: str | Choice
     for number, step in enumerate(terms.steps):
         values = [] if isinstance(step, Leaf) else [f"v{each}" for each in step.operands]
         if isinstance(step, Leaf):
@@ -570,7 +593,11 @@ def _body(
             operand += step is not handed
         elif step.inside:
             otherwise = values[-1] if step.number is None else literal(step.number, step.value.dtype)
-            text = inside([_mask(terms, guards) for guards in step.inside], values[: len(step.inside)], otherwise)
+            values, masks = values[: len(step.inside)], [_mask(terms, guards) for guards in step.inside]
+            if all(asked[terms.guards.index(guard)] == "same" for guards in step.inside for guard in guards):
+                text = _choice(masks, values, otherwise, step.value.dtype)
+            else:
+                text = inside(masks, values, otherwise)
         elif step.number is not None:
             text = literal(step.number, step.value.dtype)
             own = _number(step)
@@ -579,7 +606,9 @@ def _body(
                 text = f"a.number[DType.{own[0].name}, {operand_of_it}, width]()"
         else:
             text = (short or {}).get(number) or expression(step.name, values, step.value.dtype)
-        lines.append(f"    var v{number} = {text}\n")
+        steps.append(text)
+    # A value that is stored is needed whichever way is taken.
+    lines.append(nested(steps, terms.stores))
     if handed is not None:
         return "".join([*lines, f"    return v{terms.stores[0]}\n"])
     if reduction is not None:
@@ -589,6 +618,16 @@ def _body(
         return "".join([*lines, "    return r\n"])
     lines += [f"    a.store[{result}](p, v{number})\n" for result, number in enumerate(terms.stores)]
     return "".join(lines)
+
+
+def _choice(masks: Sequence[str], values: Sequence[str], otherwise: str, dtype: DType) -> Choice | str:
+    """``inside`` for guards that hold for all elements of a vector or for none."""
+    always = masks.index("") if "" in masks else len(masks)
+    ways = (*values[: always + 1], *([otherwise] if always == len(masks) else []))
+    if always == 0:
+        return ways[0]
+    conditions = tuple(f"({mask})[0]" for mask in masks[:always])
+    return Choice(f"SIMD[DType.{dtype.name}, width]", conditions, ways)
 
 
 def _short(terms: Terms, target: str) -> dict[int, str]:

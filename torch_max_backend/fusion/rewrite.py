@@ -134,11 +134,11 @@ class _Calls:
         return self._graph.add(Call(tuple(read), results, function, words, PROGRAM, in_order=in_order, op=ops)).results
 
     def of_rows(self, chain: Rows) -> tuple[Value, ...]:
-        """The roots of programs over the same rows: how many rows there are, their elements, the first program's
-        vector, and the words of each program."""
+        """The roots of programs over the same rows: how many rows there are, their elements, the vector in which
+        they are added up, and the words of each program."""
         function = rows_function(chain, target_of(self._device))
         require_function(function)
-        words: list[Word] = [chain.outer, chain.extent, function.programs[0].vector]
+        words: list[Word] = [chain.outer, chain.extent, function.vector]
         operands: dict[Value, int] = {}
         results = {root: number for number, root in enumerate(chain.roots)}
 

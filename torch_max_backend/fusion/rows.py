@@ -8,7 +8,7 @@ over some rows before it takes others (kernels/reduction/rows.mojo): the row com
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,6 +72,11 @@ class RowsFunction:
             numbers: of a call's words those that are no addresses.
         """
         return [numbers[:2]]
+
+    @property
+    def vector(self) -> int:
+        """Neighbouring elements that a thread adds up at once."""
+        return next(program.vector for program in self.programs if program.reduction is not None)
 
     @property
     def expression(self) -> str:
@@ -142,13 +147,32 @@ class Rows:
         whole = self.is_whole(group)
         if not whole and (extents is not None or terms.size != self.outer):
             return False
-        if whole and extents is None and self.extent % vector_of(terms, "gpu"):
+        if whole and extents is None and not self._are_vectors(group):
             return False
         written = {root: root.size == self.outer * self.extent for root in self.roots}
         read = [leaf for leaf in terms.leaves if leaf.value in written]
         if not read or not all(self._is_of_row(leaf, whole, written[leaf.value]) for leaf in read):
             return False
         return not whole or self._shares(terms.leaves, {value for value, large in written.items() if large})
+
+    def begins_with(self, group: Group) -> bool:
+        """Whether a group that computes what these rows are may be the first one: each of the others reads its own rows
+        of that."""
+        roots = set(group.roots)
+        if len(self.groups) == _MAX_PROGRAMS or group.terms.extents is not None or not self.is_whole(group):
+            return False
+        if not _is_generated(group) or not self._are_vectors(group):
+            return False
+        return all(
+            self._is_of_row(leaf, self.is_whole(each), True)
+            for each in self.groups
+            for leaf in each.terms.leaves
+            if leaf.value in roots
+        )
+
+    def _are_vectors(self, group: Group) -> bool:
+        """Whether rows are whole vectors of what a group computes from them."""
+        return self.extent % vector_of(group.terms, "gpu") == 0
 
     def _is_of_row(self, leaf: Leaf, whole: bool, written_whole: bool) -> bool:
         if whole == written_whole:
@@ -172,6 +196,7 @@ def rows(groups: Sequence[Group], dependencies: Dependencies) -> list[Rows]:
     for group in groups:
         for leaf in group.terms.leaves:
             reading.setdefault(leaf.value, []).append(group)
+    writing = {root: group for group in groups for root in group.roots}
     found: list[Rows] = []
     taken: set[Group] = set()
     for group in groups:
@@ -187,12 +212,28 @@ def rows(groups: Sequence[Group], dependencies: Dependencies) -> list[Rows]:
             inputs = (leaf.value for leaf in following.terms.leaves if leaf.value not in chain.roots)
             dependencies.add(chain, (root.maker for root in following.roots), inputs)
         if sum(map(chain.is_whole, chain.groups)) > 1:
+            first = _first(chain, writing, taken, dependencies)
+            if first is not None:
+                chain.groups.insert(0, first)
+                dependencies.add_group(chain, first)
             found.append(chain)
             taken.update(chain.groups)
         else:
             for each in chain.groups:
                 dependencies.add(each, (root.maker for root in each.roots), ())
     return found
+
+
+def _first(
+    chain: Rows, writing: Mapping[Value, Group], taken: Collection[Group], dependencies: Dependencies
+) -> Group | None:
+    """A group whose result the chain reads, and which nothing that the chain waits for reads."""
+    inputs = [leaf.value for group in chain.groups for leaf in group.terms.leaves if leaf.value not in chain.roots]
+    for group in dict.fromkeys(writing[value] for value in inputs if value in writing):
+        others = [value for value in inputs if value not in group.roots]
+        if group not in taken and chain.begins_with(group) and not dependencies.waits(others, group):
+            return group
+    return None
 
 
 def _next(
