@@ -259,3 +259,16 @@ def test_constants_between_operators_that_stay_in_pytorch_are_made_where_these_r
     model = Applied(lambda x: (x * x).new_zeros(x.shape) + x * x)
     (graph,) = traced(model, torch.randn(4, 5, dtype=torch.float64))
     assert graph.refusals and {executable.device for executable in graph.executables} == {torch.device("cuda:0")}
+
+
+def test_constants_of_the_cpu_that_pytorch_computes_from_too() -> None:
+    """What depends on a constant that stays in PyTorch stays there until it is on the GPU."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        places = torch.arange(4.0)
+        return x.sin() + (places * 2 + 1).to(x.device), torch.linalg.matrix_exp(places.outer(places))
+
+    (graph,) = traced(Applied(function), torch.randn(4, 4))
+    assert {executable.device for executable in graph.executables} == {torch.device("cuda:0")}
+    assert {"aten.linalg_matrix_exp.default", "aten.arange.start_step"} <= {refusal.op for refusal in graph.refusals}
+    assert not {"aten.sin.default", "aten.add.Tensor"} - {op for each in graph.executables for op in each.built.ops}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.harness import Batch, Case, batch_fixture, core, gradients, integers, parametrize, randn, recipe, trace
-from torch_max_backend import lowering
+from tests.launched import launched_functions
+from torch_max_backend import backend, lowering
 from torch_max_backend.errors import InvalidArgumentError
 from torch_max_backend.fusion.terms import in_memory
 from torch_max_backend.graph.partition import refusals
 from torch_max_backend.graph.unit import CompilationUnit
-from torch_max_backend.lowering.convolution import _is_multiplied, allows_tf32
+from torch_max_backend.lowering.convolution import _is_multiplied, allows_tf32, is_widened
 from torch_max_backend.typed_graph.operations import Call
 
 aten = torch.ops.aten
@@ -232,6 +234,31 @@ def test_repeated_channels_give_the_same(
     dy = torch.randint(-2, 3, wanted.shape).float()
     gradients_of = [torch.autograd.grad(each, operands, dy) for each in (found, wanted)]
     assert all(map(torch.equal, *gradients_of))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_data_gradients_of_few_channels_and_many_phases_are_widened(transposed: bool) -> None:
+    """On a GPU, whose kernels for 16 bits have up to sixteen phases; a CPU stands for one."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 24, 32), torch.randn(16, 3, 8, 8) / 8
+    if transposed:
+        x = torch.randn(2, 16, 3, 4)
+    operands = [each.bfloat16().requires_grad_() for each in (x, w)]
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv_transpose2d(x, w, stride=8) if transposed else torch.conv2d(x, w, stride=(8, 4))
+
+    name = "torch_max_backend.lowering.convolution.is_widened"
+    widened = mock.patch(name, lambda problem, dtype, _: is_widened(problem, dtype, True))
+    with widened, backend.recorded_graphs() as graphs:
+        found = torch.compile(function, backend="max", options={"fallback": "error"})(*operands)
+        gradients = torch.autograd.grad(found, operands, torch.ones_like(found))
+    wanted = function(*operands)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients, torch.autograd.grad(wanted, operands, torch.ones_like(wanted)))
+    kernels = {each.symbol for each in launched_functions(graphs) if "conv_dgrad" in each.symbol}
+    assert kernels and all("float32" in symbol for symbol in kernels)
 
 
 def test_data_gradients_run_after_the_others() -> None:

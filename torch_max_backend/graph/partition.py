@@ -51,6 +51,9 @@ def refusals(gm: GraphModule, refused: Mapping[str, str], *, listed: bool) -> di
         for node in reversed(gm.graph.nodes):
             if node.op != "call_function" or node in reasons or is_host_node(node):
                 continue
+            if not reasons.keys().isdisjoint(node.all_input_nodes):
+                # PyTorch computes what it is computed from.
+                constants.discard(node)
             reason = refused.get(node.name) or (_value_dependence(node) if listed else None)
             reason = reason or unsupported_reason(node, device, constants)
             if reason is None and node in constants and _is_read_outside(node, reasons):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ from torch_max_backend.mojo_ops.functions import LibraryFunction, target_of
 from torch_max_backend.problems.convolution import ConvolutionProblem, Pass
 
 aten = torch.ops.aten
+
+_FEW_CHANNELS, _MOST_PHASES = 4, 16
 
 
 def _problem(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) -> ConvolutionProblem:
@@ -130,6 +133,13 @@ def with_repeated_channels(problem: ConvolutionProblem, on_gpu: bool) -> Convolu
     return replace(p, c=p.k, groups=p.k) if multiplied else p
 
 
+def is_widened(p: ConvolutionProblem, dtype: DType, on_gpu: bool) -> bool:
+    """Whether a data gradient of 16 bits is computed in float32, of few channels and with more phases than the kernels
+    for 16 bits have (gpu/gemm_col2im.mojo). Products of widened numbers are exact in TF32."""
+    few = p.groups == 1 and p.c <= _FEW_CHANNELS and p.k % _FEW_CHANNELS == 0
+    return on_gpu and dtype in NARROW_FLOATS and few and math.prod(p.stride) > _MOST_PHASES
+
+
 def _repeated(x: TensorValue, channels: int) -> TensorValue:
     """x [..., C] with each channel as often as there are ``channels`` then."""
     *rest, c = x.shape
@@ -221,7 +231,13 @@ def _run(
     if which is Pass.FPROP:
         value = conv_fprop(_repeated(_activation(source), run.c), w, geometry, output_size=size)
     else:
-        value = _joined(conv_dgrad(_activation(source), w, geometry, input_size=size, after=after), problem.c)
+        dy, dtype = _activation(source), source.dtype
+        if is_widened(run, dtype, source.value.device.is_gpu()):
+            dy, w = (numerics.cast(each, DType.float32) for each in (dy, w))
+            limit = workspace_limit(run, DType.float32.size_in_bytes, on_gpu=True)
+            geometry = replace(geometry, workspace_limit=limit, allow_tf32=True)
+        value = conv_dgrad(dy, w, geometry, input_size=size, after=after)
+        value = _joined(numerics.cast(value, dtype), problem.c)
     return _restored(value, problem.spatial_rank)
 
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.kernels.launcher import Launcher, Word
 from torch_max_backend.bench.convolution import ConvolutionCase
 from torch_max_backend.dtypes import TORCH_TO_MAX
-from torch_max_backend.lowering.convolution import allows_tf32, with_repeated_channels
+from torch_max_backend.lowering.convolution import allows_tf32, is_widened, with_repeated_channels
 from torch_max_backend.mojo_ops.convolution import (
     FAMILY,
     Geometry,
@@ -40,10 +40,21 @@ class Convolutions:
             for kind in (Grouping.ONE, Grouping.WIDE, Grouping.DEPTHWISE)
         }
         self._launcher = Launcher(self._functions.values(), device)
+        self._wide: Convolutions | None = None
 
-    def bind(self, case: ConvolutionCase, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """A call that gives the pass's result, in the kernels' shape; nothing is copied of channels-last operands."""
+    def bind(
+        self, case: ConvolutionCase, inputs: Sequence[torch.Tensor], allow_tf32: bool | None = None
+    ) -> Callable[[], torch.Tensor]:
+        """A call that gives the pass's result, in the kernels' shape; nothing is copied of channels-last operands.
+
+        Args:
+            case: the convolution.
+            inputs: of the pass.
+            allow_tf32: None for PyTorch's setting.
+        """
         p = case.problem
+        if which_of(case) is Pass.DGRAD and is_widened(p, TORCH_TO_MAX[case.dtype], case.device.type == "cuda"):
+            return self._bind_widened(case, inputs)
         run = with_repeated_channels(p, case.device.type == "cuda")
         if run != p:
             return self._bind_repeated(case, run, inputs)
@@ -62,12 +73,28 @@ class Convolutions:
             for name, tensor in zip((a, b), inputs, strict=False)
         }
         limit = workspace_limit(p, case.dtype.itemsize, case.device.type == "cuda")
-        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups, limit, allows_tf32(), inside)
+        tf32 = allows_tf32() if allow_tf32 is None else allow_tf32
+        geometry = Geometry(p.stride, p.padding, p.dilation, p.groups, limit, tf32, inside)
         given: list[tuple[Word, tuple[int, ...]]] = [(0, sizes[result]), *((operands[x], sizes[x]) for x in (a, b))]
         signature = FAMILY[which_of(case).value]
         words = signature.words(geometry.numbers(), given)
         function = self._functions[which_of(case), case.dtype, Grouping.of(p.groups, group, p.k)]
         return self._launcher.bind_result(function, len(signature.numbers), sizes[result], case.dtype, words)
+
+    def _bind_widened(self, case: ConvolutionCase, inputs: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """The same in float32, from operands that PyTorch widens at each call, as it narrows the result."""
+        if self._wide is None:
+            self._wide = Convolutions([torch.float32], case.device)
+        wide = [x.movedim(1, -1).contiguous().movedim(-1, 1).float() for x in inputs[:2]]
+        same = ConvolutionCase(case.name, case.problem, case.role, torch.float32, case.device, case.layout)
+        call = self._wide.bind(same, wide, allow_tf32=True)
+
+        def widened() -> torch.Tensor:
+            for target, source in zip(wide, inputs[:2], strict=True):
+                target.copy_(source)
+            return call().to(case.dtype)
+
+        return widened
 
     def _bind_repeated(
         self, case: ConvolutionCase, run: ConvolutionProblem, inputs: Sequence[torch.Tensor]
