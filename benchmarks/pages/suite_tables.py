@@ -125,6 +125,7 @@ def suite_models() -> str:
 def _models(name: str) -> str:
     models, rows = rows_of(name), []
     contenders = _measured(name, models)
+    newest = max((row for found in models.values() for row in found.values()), key=lambda row: row.get("date", ""))
     for model, found in models.items():
         batch = next(iter(found.values()))["batch"]
         steps = [_step(found.get(who)) for who in contenders]
@@ -135,7 +136,7 @@ def _models(name: str) -> str:
         taken = [_figure(found.get(who), "taken_gib", 1) for who in contenders]
         lists = (", ".join(filter(None, each)) for each in (waits, sizes, taken))
         cells = [f"{model}, {batch}", *steps, ratio, *lists]
-        rows.append([*cells, "; ".join(notes(found)).replace("|", "\\|")])
+        rows.append([*cells, "; ".join([*notes(found), *_age(found, newest)]).replace("|", "\\|")])
     header = ["model, batch", *(f"{label(who)}, ms" for who in contenders), "over Inductor",
               "first step s: ours, Inductor", "GiB: eager, ours, Inductor",
               f"GiB reserved: {', '.join(label(who) for who in contenders)}", "notes"]  # fmt: skip
@@ -159,6 +160,13 @@ def _figure(row: Row | None, key: str, digits: int) -> str:
 def _over(found: Mapping[str, Row], ours: str, theirs: str) -> float | None:
     both = ratios({"": dict(found)}, "step_ms", ours, theirs)
     return both[0] if both else None
+
+
+def _age(found: Mapping[str, Row], newest: Row) -> Iterable[str]:
+    """When a model was measured, if its kernels are not those of the newest row."""
+    oldest = min(found.values(), key=lambda row: row.get("date", ""))
+    if oldest.get("kernels") != newest.get("kernels"):
+        yield f"measured with earlier kernels, {oldest['date'][:16].replace('T', ' ')}"
 
 
 def notes(found: Mapping[str, Row]) -> Iterable[str]:

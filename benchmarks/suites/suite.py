@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import ROOT, zoo
+from benchmarks import ROOT, records, zoo
 from benchmarks.contenders import EAGER, INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, caches_in
 from benchmarks.records import Results
 from benchmarks.suites.accuracy import RULE, tolerance
@@ -162,8 +162,10 @@ class Round:
             # The time that it was stopped for is not the contender's.
             row = {**row, "first_step_s": None}
         if self._results.get(row) is None:
-            hardware = self._results.facts.get("hardware", {})
-            self._results.add({**row, "machine": hardware.get("gpu") or hardware.get("cpu", "")})
+            facts = self._results.facts
+            hardware, kernels = facts.get("hardware", {}), facts.get("versions", {}).get("kernels", "")
+            of_run = {"machine": hardware.get("gpu") or hardware.get("cpu", ""), "date": records.date()}
+            self._results.add({**row, **of_run, "kernels": kernels})
             self._console.print(described(row))
 
 

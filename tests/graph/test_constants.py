@@ -16,6 +16,7 @@ from tests.harness import gradients, prepared, trace
 from torch_max_backend import explain_ahead, lowering
 from torch_max_backend.ahead import trace_ahead
 from torch_max_backend.backend import build_only, recorded_graphs
+from torch_max_backend.graph.builder import NodesCannotLower, graph_device
 from torch_max_backend.graph.compiled import CompiledGraph
 from torch_max_backend.graph.compiler import compile_graph
 from torch_max_backend.graph.unit import CompilationUnit
@@ -272,3 +273,17 @@ def test_constants_of_the_cpu_that_pytorch_computes_from_too() -> None:
     assert {executable.device for executable in graph.executables} == {torch.device("cuda:0")}
     assert {"aten.linalg_matrix_exp.default", "aten.arange.start_step"} <= {refusal.op for refusal in graph.refusals}
     assert not {"aten.sin.default", "aten.add.Tensor"} - {op for each in graph.executables for op in each.built.ops}
+
+
+def test_what_is_on_another_device_than_a_graph_is_refused() -> None:
+    graph = torch.fx.Graph()
+    with FakeTensorMode():
+        values = [torch.empty(3, device=device) for device in ("meta", "cpu")]
+    x, other = (graph.placeholder(name) for name in ("x", "other"))
+    near, far = (graph.call_function(torch.ops.aten.sin.default, (each,)) for each in (x, other))
+    for node, value in ((x, values[0]), (other, values[1]), (near, values[0]), (far, values[1])):
+        node.meta["val"] = value
+    graph.output((near, far))
+    with pytest.raises(NodesCannotLower, match="another device than meta") as raised:
+        graph_device(list(graph.nodes))
+    assert set(raised.value.refused) == {far}

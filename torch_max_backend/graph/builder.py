@@ -69,6 +69,9 @@ def graph_device(nodes: Sequence[Node]) -> torch.device:
     """The one device that the graph computes on; 0-d CPU tensors and constants may join a GPU graph.
 
     A graph of constants alone is where its results are wanted.
+
+    Raises:
+        NodesCannotLower: there are several; nodes of the CPU, and of further accelerators, are refused.
     """
     constants = constants_among(nodes)
     devices = {
@@ -83,10 +86,16 @@ def graph_device(nodes: Sequence[Node]) -> torch.device:
     if not devices:
         return torch.device("cpu")
     if len(devices) > 1:
-        on = {str(tensor.device): node for node in nodes for tensor in tensors_of(node.meta.get("val"))}
-        where = ", ".join(f"{device} ({node.format_node()})" for device, node in sorted(on.items()))
-        raise CannotLower(f"one graph on several devices: {where}")
+        main = min((device for device in devices if device.type != "cpu"), key=str)
+        elsewhere = {node: f"a tensor on another device than {main}" for node in nodes if _reads_elsewhere(node, main)}
+        raise NodesCannotLower({node: why for node, why in elsewhere.items() if node not in constants})
     return devices.pop()
+
+
+def _reads_elsewhere(node: Node, device: torch.device) -> bool:
+    """Whether an operation reads or makes a tensor, not a number, of another device."""
+    found = [tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each.meta.get("val"))]
+    return node.op == "call_function" and any(each.device != device and each.dim() > 0 for each in found)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
