@@ -262,6 +262,8 @@ def regions(g: Drawing) -> None:
     x, _, shape = _image(g, (4,), least=2)
     if str(g.values[x].dtype) not in ("torch.float32", "torch.float64"):
         raise Rejected("torchvision has float32 and float64")
+    if shape[0] == 0:
+        raise Rejected("torchvision reads images that are not there")
     high = min(shape[2:])
     draw = f"torch.cat([torch.zeros({{shape}}[0], 1), torch.rand({{shape}}[0], 2) * {high / 2}, "
     draw += f"torch.rand({{shape}}[0], 2) * {high / 2} + {high / 2}], 1)"
