@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,14 +87,15 @@ def graph_device(nodes: Sequence[Node]) -> torch.device:
         return torch.device("cpu")
     if len(devices) > 1:
         main = min((device for device in devices if device.type != "cpu"), key=str)
-        elsewhere = {node: f"a tensor on another device than {main}" for node in nodes if _reads_elsewhere(node, main)}
-        raise NodesCannotLower({node: why for node, why in elsewhere.items() if node not in constants})
+        elsewhere = [node for node in nodes if node not in constants and _is_elsewhere(node, main, constants)]
+        raise NodesCannotLower(dict.fromkeys(elsewhere, f"a tensor on another device than {main}"))
     return devices.pop()
 
 
-def _reads_elsewhere(node: Node, device: torch.device) -> bool:
-    """Whether an operation reads or makes a tensor, not a number, of another device."""
-    found = [tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each.meta.get("val"))]
+def _is_elsewhere(node: Node, device: torch.device, constants: Container[Node]) -> bool:
+    """Whether an operation reads or makes a tensor, no number or constant, of another device."""
+    read = [each for each in (node, *node.all_input_nodes) if each not in constants]
+    found = [tensor for each in read for tensor in tensors_of(each.meta.get("val"))]
     return node.op == "call_function" and any(each.device != device and each.dim() > 0 for each in found)
 
 
