@@ -10,10 +10,12 @@ from std.sys.info import simd_width_of
 
 from .pointer import Ptr
 
+comptime REGISTERS = 32 if simd_width_of[DType.uint8]() == 64 else 16
+"""Vector registers that a tile may count on: 32 with vectors of 64 bytes, else AVX2's 16."""
 comptime ROWS = 6
 """Rows of a tile of sums in registers."""
-# Vectors of a tile: 24 sums where there are 32 registers of 64 bytes, 12 where there are 16.
-comptime VECTORS = 4 if simd_width_of[DType.uint8]() == 64 else 2
+comptime VECTORS = 4 if REGISTERS == 32 else 2
+"""Vectors of a tile: 24 sums, or 12."""
 
 
 def lanes[acc: DType]() -> Int:

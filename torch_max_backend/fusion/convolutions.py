@@ -13,12 +13,11 @@ from typing import cast, get_args
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.batches import Group
+from torch_max_backend.fusion.loop_nest import LoopNest, loop_nest_of
 from torch_max_backend.fusion.program import (
     MAX_INPUTS,
-    LoopNest,
     Program,
     generate_epilogue,
-    loop_nest_of,
     plain_epilogue,
     summing,
 )

@@ -18,8 +18,9 @@ from max.graph import DeviceRef
 from torch_max_backend.fusion.batches import Group, batches
 from torch_max_backend.fusion.convolutions import absorbed, is_suitable, takes_part
 from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
+from torch_max_backend.fusion.loop_nest import loop_nest_of
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
-from torch_max_backend.fusion.program import MAX_INPUTS, loop_nest_of
+from torch_max_backend.fusion.program import MAX_INPUTS
 from torch_max_backend.fusion.terms import (
     MAX_GUARDS,
     CutAt,

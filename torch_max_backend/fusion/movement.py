@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch_max_backend.fusion.program import LoopNest
+from torch_max_backend.fusion.loop_nest import LoopNest
 from torch_max_backend.fusion.terms import MAX_ELEMENTS, MAX_GUARDS, Leaf, Terms
 from torch_max_backend.typed_graph.operations import Concat, Operation, Value
 

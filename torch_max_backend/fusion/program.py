@@ -1,9 +1,8 @@
-"""Generates the Mojo source of a program, and the numbers of its loop nest that it receives at run time."""
+"""Generates the Mojo source of a program, and the numbers that it receives at run time."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,8 +11,9 @@ from max.dtype import DType
 
 from torch_max_backend.fusion.branches import Choice, nested
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
-from torch_max_backend.fusion.index_map import Guard, refined
-from torch_max_backend.fusion.terms import MAX_GUARDS, REDUCTIONS, Leaf, Step, Terms
+from torch_max_backend.fusion.index_map import Guard
+from torch_max_backend.fusion.loop_nest import LoopNest, asked_of, outermost_of, parts_of, vector_of, ways_of
+from torch_max_backend.fusion.terms import REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops import fused_convolution
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
 from torch_max_backend.mojo_ops.fused_convolution import FusedKernel
@@ -31,9 +31,6 @@ from torch_max_backend.typed_graph.scalars import (
 )
 
 POINTWISE = Family("pointwise", first=1.2, use="elementwise work")
-MAX_DIGITS = 8
-_BYTES_READ = 128
-"""Bytes that a GPU's thread reads before it computes."""
 _EPILOGUE_VECTOR = 8
 """Elements that a convolution's store handles at once."""
 _INPUT_COUNTS = (1, 2, 4, 8, 12, 24, 48)
@@ -43,8 +40,6 @@ _CASTS = frozenset({"_to_copy", "convert_element_type", "clone"})
 """Ops that name a program only where it has no others."""
 _LONGEST_NAME = 60
 """Letters of the ops in a generated function's name."""
-_SHORT_RUN = 2048
-"""Elements: parts that follow each other more closely fall to threads of one warp, which then goes all ways."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MAX_INPUTS = 12
@@ -54,16 +49,6 @@ _MAX_NUMBERS_OF_MANY = 4
 otherwise give another program for each set of sizes."""
 
 _MODULES = frozenset({("pointwise.program", "ProgramOperands"), ("pointwise.program", "RunPositions")})
-
-
-@dataclass(frozen=True)
-class LoopNest:
-    """The loops over a result's elements: their extents (digits of an element's number), and the strides of each leaf,
-    and of each guard's place, along them."""
-
-    extents: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    guards: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -284,34 +269,9 @@ def _words(ops: str) -> list[str]:
     return words
 
 
-def loop_nest_of(terms: Terms) -> LoopNest | None:
-    """The loop nest that reads the leaves; None if too many digits would be needed."""
-    if len(terms.guards) > MAX_GUARDS:
-        return None
-    leaves = [leaf.map for leaf in terms.leaves]
-    maps = [each.plain for each in leaves if each != terms.identity] + [guard.place for guard in terms.guards]
-    found = refined(maps or [terms.identity])
-    if found is None or len(found[0]) > MAX_DIGITS:
-        return None
-    extents, strides = found
-    if not extents:
-        extents, strides = [terms.size], [[0]] * len(strides)
-    others = iter(strides)
-    # What is read in order needs no strides.
-    own = [[0] * len(extents) if each == terms.identity else next(others) for each in leaves]
-    guards = [next(others) for _ in terms.guards]
-    return LoopNest(tuple(extents), tuple(map(tuple, own)), tuple(map(tuple, guards)))
-
-
 def padded(inputs: int) -> int:
     """The number of inputs of a program that needs as many; it does not read the rest."""
     return next(count for count in _INPUT_COUNTS if count >= inputs)
-
-
-def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
-    """The number of elements per vector: 16 bytes of the narrowest operand on a GPU, 64 of the widest on a CPU."""
-    sizes = [value.dtype.size_in_bytes for value in (*terms.roots, *(leaf.value for leaf in terms.leaves))]
-    return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
 
 
 def generate(terms: Terms, loops: LoopNest, target: Literal["cpu", "gpu"]) -> Program:
@@ -327,8 +287,8 @@ def _over_all(
     vector: int,
 ) -> Program:
     """The program of an entry that runs over all elements and takes what the loops say as arguments."""
-    ways, asked = _ways(terms, loops, vector, target), _asked(terms, loops, vector, target)
-    parts = _parts(terms, ways, vector) if target == "gpu" else 1
+    ways, asked = ways_of(terms, loops, vector, target), asked_of(terms, loops, vector, target)
+    parts = parts_of(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
     return Program(
         entry,
@@ -342,18 +302,9 @@ def _over_all(
         reduction=reduction,
         parts=parts,
         results=len(terms.roots),
-        outermost=_outermost(loops, asked) if (entry, target) == ("pointwise", "gpu") else 0,
+        outermost=outermost_of(loops, asked) if (entry, target) == ("pointwise", "gpu") else 0,
         ops=ops_of(terms),
     )
-
-
-def _outermost(loops: LoopNest, asked: Sequence[str]) -> int:
-    """The digit by which parts of a concatenated value differ, where they are short."""
-    digits = {digit for strides in loops.guards for digit, stride in enumerate(strides) if stride}
-    if len(digits) != 1 or set(asked) != {"same"} or len(loops.extents) - 1 in digits:
-        return 0
-    (digit,) = digits
-    return digit if math.prod(loops.extents[digit + 1 :]) < _SHORT_RUN else 0
 
 
 def _first_guard(terms: Terms) -> int:
@@ -457,7 +408,7 @@ def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: 
     """The program of one result that gets the leaf ``handed`` from a convolution; None where it reads in no rows."""
     target = convolution.target
     vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
-    ways = _ways(terms, loops, vector, target, handed.value.shape)
+    ways = ways_of(terms, loops, vector, target, handed.value.shape)
     if terms.guards or not {"each", "strided"}.isdisjoint(ways):
         return None
     body = _body(terms, ways, handed=handed, short=_short(terms, target))
@@ -502,67 +453,6 @@ def numbers_of(terms: Terms, loops: LoopNest) -> list[int]:
     guards = [number for guard in terms.guards for number in (-guard.start, guard.count)]
     numbers = [word for _, word in _numbers(terms)]
     return [*loops.extents, *(stride for each in strides for stride in each), *starts, *guards, *numbers]
-
-
-def _ways(terms: Terms, loops: LoopNest, vector: int, target: str, stored: tuple[int, ...] | None = None) -> list[str]:
-    """How each leaf is read; the result of a convolution is ``stored``, by pixels."""
-    shared = _share_last_digit(terms, loops, stored)
-    ways = []
-    for leaf, strides in zip(terms.leaves, loops.strides, strict=True):
-        way = "linear"
-        if leaf.map != terms.identity:
-            way = _way(loops.extents, strides, leaf.map.constant, vector, target)
-            if target == "gpu" and shared and way == "row" and not any(strides[:-1]) and not leaf.map.guards:
-                way = "column"
-        ways.append(way)
-    return ways
-
-
-def _share_last_digit(terms: Terms, loops: LoopNest, stored: tuple[int, ...] | None) -> bool:
-    """Whether the vectors of a GPU's thread do: they lie whole rows apart, or whole pixels."""
-    row, extents = loops.extents[-1], terms.extents
-    if len(loops.extents) == 1:
-        return False
-    if stored is not None:
-        return stored[-1] % row == 0
-    return extents is None or (extents.inner > 1 and extents.inner % row == 0)
-
-
-def _parts(terms: Terms, ways: Sequence[str], vector: int) -> int:
-    """How many vectors a GPU's thread reads before it computes: as many as leave most registers to the computation."""
-    if terms.guards or not {"each", "strided"}.isdisjoint(ways):
-        return 1
-    wide = (leaf for leaf, way in zip(terms.leaves, ways, strict=True) if way in ("linear", "row"))
-    size = sum(leaf.value.dtype.size_in_bytes for leaf in wide) * vector
-    return next(parts for parts in (4, 2, 1) if parts == 1 or parts * size <= _BYTES_READ)
-
-
-def _crosses(extents: tuple[int, ...], vector: int, target: str) -> bool:
-    """Whether a vector may leave a row: never on a CPU, and on a GPU only where rows end within one."""
-    return target == "gpu" and extents[-1] % vector != 0
-
-
-def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector: int, target: str) -> str:
-    """How a leaf is read."""
-    if _crosses(extents, vector, target):
-        return "each"
-    if strides[-1] == 0:
-        return "same"
-    if strides[-1] == 1 and (target == "cpu" or all(number % vector == 0 for number in (start, *strides[:-1]))):
-        return "row"
-    return "strided"
-
-
-def _asked(terms: Terms, loops: LoopNest, vector: int, target: str) -> list[str]:
-    """How each guard is asked: once where it holds for all elements of a vector or for none."""
-    if _crosses(loops.extents, vector, target):
-        return ["each"] * len(loops.guards)
-    asked = []
-    for guard, strides in zip(terms.guards, loops.guards, strict=True):
-        numbers = guard.start, guard.count, *strides[:-1]
-        whole = target == "gpu" and strides[-1] == 1 and not any(number % vector for number in numbers)
-        asked.append("same" if whole or not strides[-1] else "row")
-    return asked
 
 
 def _body(

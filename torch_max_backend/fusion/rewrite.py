@@ -14,12 +14,12 @@ from torch_max_backend.fusion.column_sums import with_sums
 from torch_max_backend.fusion.convolutions import FusedConvolution, absorbed
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.groups import Grouped, grouped
+from torch_max_backend.fusion.loop_nest import loop_nest_of
 from torch_max_backend.fusion.movement import Concatenation, transposition
 from torch_max_backend.fusion.narrow_sums import narrow_sums
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate_many,
-    loop_nest_of,
     numbers_of,
     numbers_of_many,
     ops_of,

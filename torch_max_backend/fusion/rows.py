@@ -15,8 +15,9 @@ from typing import Literal
 from torch_max_backend.fusion.batches import Group
 from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.index_map import from_digits, identity
+from torch_max_backend.fusion.loop_nest import loop_nest_of, vector_of
 from torch_max_backend.fusion.movement import transposition
-from torch_max_backend.fusion.program import Program, loop_nest_of, named, ops_of, program_of, vector_of
+from torch_max_backend.fusion.program import Program, named, ops_of, program_of
 from torch_max_backend.fusion.terms import Leaf
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Value

@@ -11,6 +11,7 @@ from std.sys.info import simd_width_of, size_of
 
 from max.gpu.host import DeviceContext
 
+from ...common.packed import REGISTERS
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import ConvolutionKernel, ConvolutionTensors
@@ -222,7 +223,11 @@ def _group[
                         * step
                     )
                     var row = 0
-                    comptime for rows in [16 // vectors, 4, 1]:
+                    comptime for rows in [
+                        min(16, REGISTERS - 4) // vectors,
+                        4,
+                        1,
+                    ]:
                         while row + rows <= kg:
                             _tap[acc_type, vectors, rows](
                                 sums.unsafe_offset(row * pitch + tap * step),

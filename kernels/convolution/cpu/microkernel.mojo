@@ -9,6 +9,7 @@ from std.memory import bitcast
 from std.sys import CompilationTarget
 from std.sys.intrinsics import llvm_intrinsic
 
+from ...common.packed import REGISTERS, VECTORS
 from ...common.pointer import Ptr, accumulation_type
 
 comptime PtrTable[dtype: DType] = MutPointer[Ptr[dtype], MutUntrackedOrigin]
@@ -23,16 +24,18 @@ comptime packed_type[dtype: DType]: DType = dtype if has_pairs[
 """Element type of packed operands."""
 
 # Vectors of columns in a full panel; the last panel of a matrix may have fewer.
-comptime PANEL_VECTORS = 4
+comptime PANEL_VECTORS = VECTORS
 # Every tile height below divides this, so blocks of rows are cut at its multiples.
 comptime ROW_GRANULE = 24
 
 
 @always_inline
 def tile_rows[vectors: Int]() -> Int:
-    """Returns the rows that fill 32 vector registers beside the `vectors` that hold the second operand.
+    """Returns the rows that fill the vector registers beside the `vectors` that hold the second operand.
     """
-    comptime if vectors <= 2:
+    comptime if REGISTERS == 16:
+        return 12 // vectors
+    elif vectors <= 2:
         return 12
     elif vectors == 3:
         return 8

@@ -19,6 +19,7 @@ from std.sys.intrinsics import (
 
 from max.gpu.host import DeviceContext
 
+from ...common.packed import REGISTERS
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import ConvolutionKernel, ConvolutionTensors
@@ -31,9 +32,9 @@ from .pack import pair_rows, write_filter
 comptime BLOCK_PIXELS = 144
 # Bytes of packed columns that few pixels have at once.
 comptime COLUMNS_BYTES = 64 * 1024
-# Vectors of columns in a tile, and dy channels that meet them: 24 accumulators.
+# Vectors of columns in a tile, and dy channels that meet them: 24 accumulators, or 12 of 16 registers.
 comptime TILE_VECTORS = 3
-comptime TILE_ROWS = 8
+comptime TILE_ROWS = REGISTERS // 4
 # Tiles of dy that are packed together.
 comptime TILES_TOGETHER = 8
 comptime TILES_OF_A_LINE[dtype: DType] = 64 // (TILE_ROWS * size_of[dtype]())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from max.dtype import DType
 
+from torch_max_backend import OptionError
 from torch_max_backend.mojo_ops import functions, normalization
 from torch_max_backend.mojo_ops.convolution import WGRAD_BIAS
 from torch_max_backend.mojo_ops.functions import function_of
@@ -30,12 +31,10 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def having(flags: str) -> None:
         monkeypatch.setattr(target, "_cpuinfo", lambda: {"vendor_id": "a vendor", "flags": flags})
-        target.cpu_level.cache_clear()
         target.cpu_name.cache_clear()
 
     having(SETS[V4])
     yield having
-    target.cpu_level.cache_clear()
     target.cpu_name.cache_clear()
 
 
@@ -69,6 +68,23 @@ def test_a_cpu_takes_what_was_built_for_its_level(place: Path, cpu: Any) -> None
     cpu("sse2 avx")
     assert found() == {}
     assert [each.target for each in prebuilt.libraries()] == [V3, V4]
+
+
+def test_a_chosen_level_takes_the_place_of_the_cpu_s(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high = carry(place, V3), carry(place, V4)
+    assert target.target_facts(CPU)["cpu"] not in target.LEVELS
+    for level, library in ((V3, low), (V4, high)):
+        monkeypatch.setenv("TORCH_MAX_BACKEND_CPU_LEVEL", level)
+        assert found() == {FUNCTION: library}
+        assert target.target_facts(CPU)["cpu"] == level
+
+
+@pytest.mark.parametrize("level", ["avx2", V4])
+def test_a_level_that_the_cpu_does_not_reach_is_refused(level: str, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu(SETS[V3])
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CPU_LEVEL", level)
+    with pytest.raises(OptionError, match=rf"'{level}': expected a level that this CPU reaches, of \['{V3}'\]"):
+        target.target_facts(CPU)
 
 
 def test_a_cpu_with_wider_vectors_builds_its_own(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,15 @@ from pathlib import Path
 import torch
 from max.driver import Accelerator
 
+from torch_max_backend.errors import OptionError
+
+_LEVEL = "TORCH_MAX_BACKEND_CPU_LEVEL"
+
 
 def target_facts(device: torch.device) -> dict[str, str]:
     """The hardware that a graph on ``device`` is compiled for, in words that are the same in every process on it."""
     if device.type == "cpu":
-        return {"device": "cpu", "cpu": cpu_name()}
+        return {"device": "cpu", "cpu": _chosen_level() or cpu_name()}
     return {"device": ":".join(accelerator_of(device)), "cpu": cpu_target(device)}
 
 
@@ -48,14 +53,28 @@ LEVELS = {"x86-64-v4": _V3 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq"
 """LLVM's names for levels of CPUs, the highest first, and the instruction sets of each, as Linux calls them."""
 
 
-@functools.cache
 def cpu_level() -> str | None:
-    """The highest level that the CPU at hand reaches.
+    """The level of CPUs that a wheel's kernels are taken of: the chosen one, or the highest that the CPU reaches.
 
     Code for it is as fast as code for this very CPU; for the level below, with vectors half as wide, a training step
-    takes more than twice as long.
+    takes up to twice as long.
     """
-    return next((level for level, sets in LEVELS.items() if sets <= _flags()), None)
+    return _chosen_level() or next((level for level, sets in LEVELS.items() if sets <= _flags()), None)
+
+
+def _chosen_level() -> str | None:
+    """``TORCH_MAX_BACKEND_CPU_LEVEL``: the level that kernels are built for instead of the CPU at hand.
+
+    Raises:
+        OptionError: the variable is no level, or one that this CPU does not reach.
+    """
+    chosen = os.environ.get(_LEVEL)
+    if not chosen:
+        return None
+    reached = [level for level, sets in LEVELS.items() if sets <= _flags()]
+    if chosen not in reached:
+        raise OptionError(f"{_LEVEL}={chosen!r}: expected a level that this CPU reaches, of {reached}")
+    return chosen
 
 
 def _flags() -> frozenset[str]:
