@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import zoo
-from torch_max_backend.runtime.launching.runner import drop_workspaces
+from torch_max_backend.runtime.memory.kept import drop_kept
 
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last formats by rank."""
@@ -65,7 +65,7 @@ def inference(runner: Callable[..., torch.Tensor], x: torch.Tensor, amp: bool) -
 def release(device: torch.device) -> None:
     """Gives memory back that nobody holds: to the system, or to the GPU."""
     gc.collect()
-    drop_workspaces()
+    drop_kept()
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -48,7 +48,7 @@ from benchmarks.contenders import (
 from benchmarks.steps import MEMORY_FORMATS, drawn, release, stepper
 from benchmarks.training.step_bytes import BATCHES
 from benchmarks.training.training_zoo import SIZES
-from torch_max_backend.runtime.launching.runner import drop_workspaces
+from torch_max_backend.runtime.memory.kept import drop_kept
 
 ON_CPU = (MAX, EAGER, EAGER_CHANNELS_LAST, INDUCTOR)
 ON_GPU = (MAX, MAX_CAPTURED, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_CAPTURED)
@@ -76,7 +76,7 @@ def reset_peak() -> None:
 def give_back() -> None:
     """Returns free memory to the system."""
     gc.collect()
-    drop_workspaces()
+    drop_kept()
     ctypes.CDLL(None).malloc_trim(0)
 
 

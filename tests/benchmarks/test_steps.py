@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import steps
 from benchmarks.contenders import INDUCTOR_FROZEN
 from benchmarks.training import step_memory, training_step, training_zoo
-from torch_max_backend.runtime.launching import runner
+from torch_max_backend.runtime.memory import kept
 
 
 def test_inference_computes_no_gradients_and_follows_amp() -> None:
@@ -73,11 +73,11 @@ def test_a_peak_counts_what_was_given_back() -> None:
 
 
 def test_workspaces_can_be_dropped() -> None:
-    with runner.lent_workspace(2**20, torch.device("cpu")):
+    with kept.lent_workspace(2**20, torch.device("cpu")):
         pass
-    assert runner._free
-    runner.drop_workspaces()
-    assert not runner._free
+    assert kept._workspaces
+    kept.drop_kept()
+    assert not kept._workspaces
 
 
 def test_memory_of_a_step_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

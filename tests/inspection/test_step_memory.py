@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_max_backend
 from torch_max_backend.inspection.step_memory import StepMemory
-from torch_max_backend.runtime.launching.runner import ListRunner, drop_workspaces
+from torch_max_backend.runtime.launching.runner import ListRunner
+from torch_max_backend.runtime.memory.kept import drop_kept
 
 
 class Residual(nn.Module):
@@ -95,7 +96,7 @@ def compiled(name: str, device: str) -> tuple[StepMemory, Callable[[], None], nn
 def test_beside_the_cpu_allocator(name: str, tmp_path: Path) -> None:
     """The peak of what is allocated, as PyTorch's profiler sees each block come and go."""
     account, run, _ = compiled(name, "cpu")
-    drop_workspaces()
+    drop_kept()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     trace = tmp_path / "trace.json"

@@ -6,11 +6,12 @@ of its arguments, the allocation of its results, and the launches.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import repeat
@@ -30,6 +31,7 @@ from torch_max_backend.runtime.engine.streams import stream_sync
 from torch_max_backend.runtime.launching.launch_times import timed_walk, watched
 from torch_max_backend.runtime.launching.reports import reports_of
 from torch_max_backend.runtime.launching.threads import team_start
+from torch_max_backend.runtime.memory.kept import LEAST, SAVED, lent_workspace
 from torch_max_backend.runtime.memory.reuse import Reuse
 from torch_max_backend.runtime.tensors.handover import Inputs
 from torch_max_backend.runtime.tensors.interface import Draw, InputSpec
@@ -90,6 +92,7 @@ class RunnerSpec:
         walk: the symbol of the function that runs a list.
         draws: make the graph's last arguments.
         waits: whether a call on a GPU waits until all indices are known to be inside their dimensions.
+        saved: results that a backward graph of ours alone will see.
     """
 
     listing: LaunchList
@@ -99,6 +102,7 @@ class RunnerSpec:
     walk: str
     draws: Sequence[Draw] = ()
     waits: bool = False
+    saved: frozenset[int] = frozenset()
 
 
 class ListRunner:
@@ -133,6 +137,14 @@ class ListRunner:
         self._constants = [self._constant(each.content) for each in listing.constants]
         self._moved = listing.moved
         self.facts = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
+        # Those whose memory is kept.
+        self._saved = frozenset(
+            number
+            for number in spec.saved
+            if device.type == "cpu" and math.prod(self.facts[number][0]) * self.facts[number][2].itemsize >= LEAST
+        )
+        if self._saved:
+            weakref.finalize(self, SAVED.forget).atexit = False
         self._copied = [
             (number, place)
             for number, place in enumerate(listing.results)
@@ -274,9 +286,11 @@ class ListRunner:
         """Memory for all results except those in ``taken``."""
         device, taken = self.device, taken or {}
         return [
-            taken[number] if number in taken else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            taken[number] if number in taken
+            else SAVED.tensor(shape, strides, dtype) if number in self._saved
+            else torch.empty_strided(shape, strides, dtype=dtype, device=device)
             for number, (shape, strides, dtype) in enumerate(self.facts)
-        ]
+        ]  # fmt: skip
 
     def workspace(self) -> torch.Tensor:
         """Memory for a call of its own."""
@@ -407,36 +421,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def shaped(array: np.ndarray) -> tuple[int, int]:
     """An array as an operand."""
     return array.ctypes.data, len(array)
-
-
-_free: list[torch.Tensor] = []
-_free_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def lent_workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Memory for one call.
-
-    PyTorch's CUDA allocator keeps what it had. Its CPU allocator gives large blocks back to the system, which clears
-    them page by page at every call: there the last call's workspace is kept.
-    """
-    if device.type != "cpu":
-        yield torch.empty(size, dtype=torch.uint8, device=device)
-        return
-    with _free_lock:
-        workspace = _free.pop() if _free else torch.empty(0, dtype=torch.uint8)
-    if workspace.numel() < size:
-        # First the smaller one is freed.
-        del workspace
-        workspace = torch.empty(size, dtype=torch.uint8)
-    try:
-        yield workspace
-    finally:
-        with _free_lock:
-            _free.append(workspace)
-
-
-def drop_workspaces() -> None:
-    """Frees the workspaces that are kept for the next calls."""
-    with _free_lock:
-        _free.clear()

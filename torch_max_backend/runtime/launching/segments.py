@@ -23,7 +23,8 @@ import torch
 
 from torch_max_backend.launch_list.segments import Segments
 from torch_max_backend.runtime.launching.launch_times import watched
-from torch_max_backend.runtime.launching.runner import HEAD, SCRATCH, ListRunner, RunnerSpec, lent_workspace, shaped
+from torch_max_backend.runtime.launching.runner import HEAD, SCRATCH, ListRunner, RunnerSpec, shaped
+from torch_max_backend.runtime.memory.kept import lent_workspace
 from torch_max_backend.runtime.tensors.leaving import taker
 from torch_max_backend.torch_compat import backward_is_traced, graph_is_kept
 

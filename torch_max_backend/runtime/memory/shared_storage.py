@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 
 from torch_max_backend.launch_list.memory import TORCH_ALIGNMENT, rounded_up
 from torch_max_backend.torch_compat import storage_users
+
+
+class Lent(Protocol):
+    """Memory that its owner lends to tensors."""
+
+    @property
+    def borrowers(self) -> int:
+        """How many tensors over the memory there are that are not the owner's."""
 
 
 class SharedStorage:
@@ -41,7 +49,7 @@ class SharedStorage:
             for fact, offset in zip(facts, offsets, strict=False)
         ]  # fmt: skip
         self._idle = storage_users(self._storage)
-        _storages[self._storage.data_ptr()] = self
+        register(self._storage.data_ptr(), self)
 
     def in_use(self) -> bool:
         """Whether there is a tensor over the memory that is not one of ``tensors``."""
@@ -53,9 +61,14 @@ class SharedStorage:
         return storage_users(self._storage) - self._idle
 
 
-_storages: WeakValueDictionary[int, SharedStorage] = WeakValueDictionary()
+_storages: WeakValueDictionary[int, Lent] = WeakValueDictionary()
 
 
-def shared_storage_at(address: int) -> SharedStorage | None:
-    """The shared storage that begins at an address."""
+def register(address: int, owner: Lent) -> None:
+    """Makes the owner of the memory at ``address`` known, as long as it lives."""
+    _storages[address] = owner
+
+
+def shared_storage_at(address: int) -> Lent | None:
+    """The owner of the memory that begins at an address, where that is lent."""
     return _storages.get(address)

@@ -1,0 +1,150 @@
+"""Memory that is kept from call to call on a CPU: workspaces, and what holds the values saved for a backward graph.
+
+PyTorch's CUDA allocator keeps what it had. Its CPU allocator gives large blocks back to the system, which clears them
+page by page when they are taken again: in a training step that takes a third of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from torch_max_backend.runtime.memory.shared_storage import register
+from torch_max_backend.torch_compat import storage_users
+
+LEAST = 2**20
+"""Bytes of a value whose memory is kept; smaller blocks do not go back to the system."""
+_MOST_ROOM = 2
+"""A block serves for values of at least its size over this."""
+_IDLE_CALLS = 64
+"""After so many calls that need no saved values, in an evaluation say, their memory is given back."""
+
+
+class _Block:
+    """One piece of memory, in which lies at most one value."""
+
+    def __init__(self, size: int) -> None:
+        self.storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
+        self._idle = storage_users(self.storage)
+        register(self.storage.data_ptr(), self)
+
+    @property
+    def borrowers(self) -> int:
+        """How many tensors over the memory there are."""
+        return storage_users(self.storage) - self._idle
+
+
+class KeptMemory:
+    """Memory for saved values. What it holds is never more than what was in use at once, some time before.
+
+    A block is free when nothing refers to it: no tensor, no view of one, no array of NumPy's.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[_Block]] = {}
+        self._most = self._idle_calls = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all blocks."""
+        return _bytes_of(self._blocks)
+
+    def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A dense tensor of at least ``LEAST`` bytes; its elements are whatever was there before."""
+        with self._lock:
+            self._idle_calls = 0
+            block = self._taken(math.prod(shape) * dtype.itemsize)
+            # A tensor of its own: what was written to the last one is no news to this one's version.
+            return torch.empty(0, dtype=dtype).set_(block.storage, 0, tuple(shape), tuple(strides))
+
+    def _taken(self, size: int) -> _Block:
+        """A free block for ``size`` bytes, or a new one in the place of some that are too small or too large."""
+        # ``forget`` may put another in its place meanwhile.
+        blocks = self._blocks
+        for each in sorted(each for each in blocks if size <= each <= _MOST_ROOM * size):
+            for block in blocks[each]:
+                if block.borrowers == 0:
+                    return block
+        free = sorted(
+            (each, number)
+            for each, members in blocks.items()
+            for number, block in enumerate(members)
+            if block.borrowers == 0
+        )
+        held = _bytes_of(blocks)
+        self._most = max(self._most, held - sum(each for each, _ in free) + size)
+        while free and held + size > self._most:
+            held -= _dropped(blocks, *free.pop())
+        try:
+            block = _Block(size)
+        except RuntimeError:
+            # The system has no memory left.
+            while free:
+                _dropped(blocks, *free.pop())
+            block = _Block(size)
+        blocks.setdefault(size, []).append(block)
+        return block
+
+    def called(self) -> None:
+        """A graph is called, whichever."""
+        self._idle_calls += 1
+        if self._idle_calls == _IDLE_CALLS:
+            self.forget()
+
+    def forget(self) -> None:
+        """Gives back what is free, and the rest as soon as nothing refers to it.
+
+        It takes no lock: the garbage collector may call it at any time, when a graph is dropped.
+        """
+        self._blocks, self._most = {}, 0
+
+
+def _bytes_of(blocks: Mapping[int, Sequence[_Block]]) -> int:
+    return sum(size * len(members) for size, members in blocks.items())
+
+
+def _dropped(blocks: dict[int, list[_Block]], size: int, number: int) -> int:
+    """Drops a block; its bytes."""
+    del blocks[size][number]
+    if not blocks[size]:
+        del blocks[size]
+    return size
+
+
+SAVED = KeptMemory()
+"""The memory of the values that this process's graphs save on a CPU."""
+
+_workspaces: list[torch.Tensor] = []
+_workspaces_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def lent_workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Bytes for one call; on a CPU the last call's."""
+    if device.type != "cpu":
+        yield torch.empty(size, dtype=torch.uint8, device=device)
+        return
+    SAVED.called()
+    with _workspaces_lock:
+        workspace = _workspaces.pop() if _workspaces else torch.empty(0, dtype=torch.uint8)
+    if workspace.numel() < size:
+        # First the smaller one is freed.
+        del workspace
+        workspace = torch.empty(size, dtype=torch.uint8)
+    try:
+        yield workspace
+    finally:
+        with _workspaces_lock:
+            _workspaces.append(workspace)
+
+
+def drop_kept() -> None:
+    """Gives back all that is kept for the next calls."""
+    SAVED.forget()
+    with _workspaces_lock:
+        _workspaces.clear()
