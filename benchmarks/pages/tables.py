@@ -105,7 +105,7 @@ def summary() -> str:
     plain, captured = zip(*over_inductor(), strict=True)
     first = _waited("first_step_h200_resnet50_bf16", "empty")
     resnet = step_of("resnet50")["median_seconds"]
-    zoo = zoo_rows()["training", "none", 8]
+    zoo = {name: zoo_rows()["training", "none", 8, name] for name in ("AVX512", "AVX2")}
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
     dashboard = suite_ratios()
@@ -116,8 +116,8 @@ def summary() -> str:
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
         (f"{len(dashboard)} models of PyTorch's suites, as device graphs", "H200", "Inductor, CUDA graphs", dashboard),
-        (f"{len(zoo)} models, float32, batch 8: training step", "2 CPU cores", "the best of eager and Inductor",
-         list(map(ratio, zoo))),
+        *((f"{len(steps)} models, float32, batch 8: training step", f"2 CPU cores, {name}",
+           "the best of eager and Inductor", list(map(ratio, steps))) for name, steps in zoo.items()),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
         ("batched matrix products, bfloat16", "H200", "cuBLAS", products),
     ]  # fmt: skip
@@ -191,19 +191,21 @@ def training_curves() -> str:
     return grid(header, rows) + origin(*names)
 
 
-def zoo_rows() -> dict[tuple[str, str, int], list[dict[str, Any]]]:
-    """What was measured of the nine models on a CPU: the rows of each mode, autocast and batch."""
-    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+def zoo_rows() -> dict[tuple[str, str, int, str], list[dict[str, Any]]]:
+    """What was measured of the nine models on a CPU: the rows of each mode, autocast, batch and instruction set."""
+    groups: dict[tuple[str, str, int, str], list[dict[str, Any]]] = {}
     for name in sorted(path.stem for path in RESULTS.glob("training_zoo_*.json")):
-        for row in read(name)["rows"]:
-            groups.setdefault((row.get("mode", "training"), row["amp"], row["batch"]), []).append(row)
+        found = read(name)
+        for row in found["rows"]:
+            kind = row.get("mode", "training"), row["amp"], row["batch"], found["hardware"]["cpu_capability"]
+            groups.setdefault(kind, []).append(row)
     return groups
 
 
-def kind_of(mode: str, amp: str, batch: int) -> str:
+def kind_of(mode: str, amp: str, batch: int, instructions: str) -> str:
     """A group of ``zoo_rows`` in words."""
     dtype = "float32" if amp == "none" else f"{amp} autocast"
-    return f"{mode}, {dtype}, batch {batch}"
+    return f"{mode}, {dtype}, batch {batch}, {instructions}"
 
 
 def training_zoo() -> str:

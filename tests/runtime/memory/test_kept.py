@@ -59,6 +59,13 @@ def test_what_somebody_holds_stays_as_it_is(memory: KeptMemory, holder: str) -> 
     assert place in [each.data_ptr() for each in both] and memory.held == 2 * MIB
 
 
+@pytest.mark.parametrize("change", [lambda storage: storage.resize_(0), lambda storage: storage.share_memory_()])
+def test_a_storage_that_somebody_changed_is_not_used_again(memory: KeptMemory, change: Callable[[Any], Any]) -> None:
+    change(bytes_of(memory, 1).untyped_storage())
+    value = bytes_of(memory, 1).fill_(1)
+    assert value.untyped_storage().nbytes() == MIB and not value.is_shared()
+
+
 def test_it_holds_no_more_than_was_in_use_at_once(memory: KeptMemory) -> None:
     a, b = bytes_of(memory, 8), bytes_of(memory, 4)
     assert memory.held == 12 * MIB

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -29,13 +29,18 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
-        self._idle = storage_users(self.storage)
+        self._idle, self._facts = storage_users(self.storage), (self.storage.data_ptr(), size)
         register(self.storage.data_ptr(), self)
 
     @property
     def borrowers(self) -> int:
         """How many tensors over the memory there are."""
         return storage_users(self.storage) - self._idle
+
+    @property
+    def serves(self) -> bool:
+        """Whether nobody has resized the storage, or moved it to memory that processes share."""
+        return (self.storage.data_ptr(), self.storage.nbytes()) == self._facts
 
 
 class KeptMemory:
@@ -66,9 +71,9 @@ class KeptMemory:
         """A free block for ``size`` bytes, or a new one in the place of some that are too small or too large."""
         # ``forget`` may put another in its place meanwhile.
         blocks = self._blocks
-        for each in sorted(each for each in blocks if size <= each <= _MOST_ROOM * size):
-            for block in blocks[each]:
-                if block.borrowers == 0:
+        for each in _sizes_for(size, blocks):
+            for block in blocks.get(each, ()):
+                if block.borrowers == 0 and block.serves:
                     return block
         free = sorted(
             (each, number)
@@ -102,6 +107,12 @@ class KeptMemory:
         It takes no lock: the garbage collector may call it at any time, when a graph is dropped.
         """
         self._blocks, self._most = {}, 0
+
+
+def _sizes_for(size: int, sizes: Iterable[int]) -> Iterator[int]:
+    """The sizes of blocks that serve for ``size`` bytes, the best first."""
+    yield size
+    yield from sorted(each for each in sizes if size < each <= _MOST_ROOM * size)
 
 
 def _bytes_of(blocks: Mapping[int, Sequence[_Block]]) -> int:
