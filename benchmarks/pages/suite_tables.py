@@ -75,11 +75,12 @@ def speeds() -> dict[str, dict[str, float]]:
     return found
 
 
-def suite_ratios() -> list[float]:
-    """Our time over Inductor's for each model of PyTorch's suites: bfloat16 training, GPU, both as device graphs."""
+def suite_ratios(device: str, pair: tuple[str, str]) -> list[float]:
+    """Our time over Inductor's for each model of PyTorch's suites that was trained on a device, ``pair`` by contender:
+    on a GPU in bfloat16, on a CPU in float32."""
     own = (name for name in files() if read(name)["suite"] in PYTORCHS)
-    names = (name for name in own if (read(name)["device"], read(name)["mode"]) == ("cuda", "training"))
-    return [each for name in names for each in ratios(rows_of(name), "step_ms", *PAIRS[0])]
+    names = (name for name in own if (read(name)["device"], read(name)["mode"]) == (device, "training"))
+    return [each for name in names for each in ratios(rows_of(name), "step_ms", *pair)]
 
 
 def suites() -> str:

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.contenders import EAGER, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_FROZEN, MAX, MAX_CAPTURED
+from benchmarks.contenders import (
+    EAGER,
+    EAGER_CHANNELS_LAST,
+    INDUCTOR,
+    INDUCTOR_CAPTURED,
+    INDUCTOR_FROZEN,
+    MAX,
+    MAX_CAPTURED,
+)
 from benchmarks.pages.distributed_tables import distributed
 from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
@@ -108,7 +116,8 @@ def summary() -> str:
     zoo = {name: zoo_rows()["training", "none", 8, name] for name in ("AVX512", "AVX2")}
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
-    dashboard = suite_ratios()
+    dashboard = suite_ratios("cuda", (MAX_CAPTURED, INDUCTOR_CAPTURED))
+    on_cpu = suite_ratios("cpu", (MAX, INDUCTOR))
     prebuilt = _waited("first_step_h200_resnet50_bf16", "prebuilt")[MAX]
     rows = [
         ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet[MAX] / resnet[INDUCTOR]),
@@ -116,6 +125,7 @@ def summary() -> str:
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
         (f"{len(dashboard)} models of PyTorch's suites, as device graphs", "H200", "Inductor, CUDA graphs", dashboard),
+        (f"{len(on_cpu)} models of PyTorch's suites, float32, batch 16", "2 CPU cores", "Inductor", on_cpu),
         *((f"{len(steps)} models, float32, batch 8: training step", f"2 CPU cores, {name}",
            "the best of eager and Inductor", list(map(ratio, steps))) for name, steps in zoo.items()),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),

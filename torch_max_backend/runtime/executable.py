@@ -145,11 +145,10 @@ class Executable(torch.nn.Module):
         """Everything that the runner of its launch list is made from."""
         assert self.listing is not None
         leaving, draws = self.outputs.leaving, self.spec.draws
-        outputs = self.built.outputs
-        shown = {spec.index for number, spec in enumerate(outputs) if number not in self.spec.private}
-        shown |= {write.index for write in self.built.writes}
-        saved = frozenset(spec.index for spec in outputs if spec.index >= 0) - shown
-        return RunnerSpec(self.listing, self.built.inputs, leaving, self.device, self._walk, draws, self._waits, saved)
+        lasting = self.outputs.not_lent | {write.index for write in self.built.writes}
+        return RunnerSpec(
+            self.listing, self.built.inputs, leaving, self.device, self._walk, draws, self._waits, lasting
+        )
 
     def output_order(self, number: int) -> Order | None:
         """The memory order of output ``number``; None for one that no computation makes."""

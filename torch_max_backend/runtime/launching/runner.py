@@ -31,7 +31,7 @@ from torch_max_backend.runtime.engine.streams import stream_sync
 from torch_max_backend.runtime.launching.launch_times import timed_walk, watched
 from torch_max_backend.runtime.launching.reports import reports_of
 from torch_max_backend.runtime.launching.threads import team_start
-from torch_max_backend.runtime.memory.kept import LEAST, SAVED, lent_workspace
+from torch_max_backend.runtime.memory.kept import KEPT, LEAST, lent_workspace
 from torch_max_backend.runtime.memory.reuse import Reuse
 from torch_max_backend.runtime.tensors.handover import Inputs
 from torch_max_backend.runtime.tensors.interface import Draw, InputSpec
@@ -92,7 +92,7 @@ class RunnerSpec:
         walk: the symbol of the function that runs a list.
         draws: make the graph's last arguments.
         waits: whether a call on a GPU waits until all indices are known to be inside their dimensions.
-        saved: results that a backward graph of ours alone will see.
+        lasting: results that users may keep beyond the next call.
     """
 
     listing: LaunchList
@@ -102,7 +102,7 @@ class RunnerSpec:
     walk: str
     draws: Sequence[Draw] = ()
     waits: bool = False
-    saved: frozenset[int] = frozenset()
+    lasting: frozenset[int] = frozenset()
 
 
 class ListRunner:
@@ -137,14 +137,13 @@ class ListRunner:
         self._constants = [self._constant(each.content) for each in listing.constants]
         self._moved = listing.moved
         self.facts = [(fact.shape or (), fact.strides, fact.dtype) for fact in leaving.facts]
-        # Those whose memory is kept.
-        self._saved = frozenset(
+        self._in_kept_memory = frozenset(
             number
-            for number in spec.saved
-            if device.type == "cpu" and math.prod(self.facts[number][0]) * self.facts[number][2].itemsize >= LEAST
+            for number, (shape, _, dtype) in enumerate(self.facts)
+            if device.type == "cpu" and number not in spec.lasting and math.prod(shape) * dtype.itemsize >= LEAST
         )
-        if self._saved:
-            weakref.finalize(self, SAVED.forget).atexit = False
+        if self._in_kept_memory:
+            weakref.finalize(self, KEPT.forget).atexit = False
         self._copied = [
             (number, place)
             for number, place in enumerate(listing.results)
@@ -287,7 +286,7 @@ class ListRunner:
         device, taken = self.device, taken or {}
         return [
             taken[number] if number in taken
-            else SAVED.tensor(shape, strides, dtype) if number in self._saved
+            else KEPT.tensor(shape, strides, dtype) if number in self._in_kept_memory
             else torch.empty_strided(shape, strides, dtype=dtype, device=device)
             for number, (shape, strides, dtype) in enumerate(self.facts)
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Memory that is kept from call to call on a CPU: workspaces, and what holds the values saved for a backward graph.
+"""Memory that is kept from call to call on a CPU: workspaces, and what holds saved values and gradients.
 
 PyTorch's CUDA allocator keeps what it had. Its CPU allocator gives large blocks back to the system, which clears them
 page by page when they are taken again: in a training step that takes a third of the time.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -17,17 +17,17 @@ from torch_max_backend.runtime.memory.shared_storage import register
 from torch_max_backend.torch_compat import storage_users
 
 LEAST = 2**20
-"""Bytes of a value whose memory is kept; smaller blocks do not go back to the system."""
-_MOST_ROOM = 2
-"""A block serves for values of at least its size over this."""
+"""Bytes of a value whose memory is kept; small blocks do not go back to the system."""
 _IDLE_CALLS = 64
-"""After so many calls that need no saved values, in an evaluation say, their memory is given back."""
+"""After so many calls of graphs that did not take it, as in an evaluation, memory is given back."""
 
 
 class _Block:
     """One piece of memory, in which lies at most one value."""
 
     def __init__(self, size: int) -> None:
+        self.taken = 0
+        """In which call it was taken last."""
         self.storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
         self._idle, self._facts = storage_users(self.storage), (self.storage.data_ptr(), size)
         register(self.storage.data_ptr(), self)
@@ -44,14 +44,14 @@ class _Block:
 
 
 class KeptMemory:
-    """Memory for saved values. What it holds is never more than what was in use at once, some time before.
+    """Memory for values that live until the next step. All of it is never more than what was in use at once before.
 
     A block is free when nothing refers to it: no tensor, no view of one, no array of NumPy's.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[_Block]] = {}
-        self._most = self._idle_calls = 0
+        self._most = self._calls = 0
         self._lock = threading.Lock()
 
     @property
@@ -62,26 +62,19 @@ class KeptMemory:
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A dense tensor of at least ``LEAST`` bytes; its elements are whatever was there before."""
         with self._lock:
-            self._idle_calls = 0
             block = self._taken(math.prod(shape) * dtype.itemsize)
+            block.taken = self._calls
             # A tensor of its own: what was written to the last one is no news to this one's version.
             return torch.empty(0, dtype=dtype).set_(block.storage, 0, tuple(shape), tuple(strides))
 
     def _taken(self, size: int) -> _Block:
-        """A free block for ``size`` bytes, or a new one in the place of some that are too small or too large."""
+        """A free block of ``size`` bytes, or a new one in the place of free ones of other sizes."""
         # ``forget`` may put another in its place meanwhile.
         blocks = self._blocks
-        for each in _sizes_for(size, blocks):
-            for block in blocks.get(each, ()):
-                if block.borrowers == 0 and block.serves:
-                    return block
-        free = sorted(
-            (each, number)
-            for each, members in blocks.items()
-            for number, block in enumerate(members)
-            if block.borrowers == 0
-        )
-        held = _bytes_of(blocks)
+        for block in blocks.get(size, ()):
+            if block.borrowers == 0 and block.serves:
+                return block
+        free, held = _free(blocks), _bytes_of(blocks)
         self._most = max(self._most, held - sum(each for each, _ in free) + size)
         while free and held + size > self._most:
             held -= _dropped(blocks, *free.pop())
@@ -97,9 +90,14 @@ class KeptMemory:
 
     def called(self) -> None:
         """A graph is called, whichever."""
-        self._idle_calls += 1
-        if self._idle_calls == _IDLE_CALLS:
-            self.forget()
+        self._calls += 1
+        if self._calls % _IDLE_CALLS == 0:
+            with self._lock:
+                blocks = self._blocks
+                for size, number in reversed(_free(blocks)):
+                    if blocks[size][number].taken < self._calls - _IDLE_CALLS:
+                        _dropped(blocks, size, number)
+                self._most = _bytes_of(blocks)
 
     def forget(self) -> None:
         """Gives back what is free, and the rest as soon as nothing refers to it.
@@ -109,10 +107,14 @@ class KeptMemory:
         self._blocks, self._most = {}, 0
 
 
-def _sizes_for(size: int, sizes: Iterable[int]) -> Iterator[int]:
-    """The sizes of blocks that serve for ``size`` bytes, the best first."""
-    yield size
-    yield from sorted(each for each in sizes if size < each <= _MOST_ROOM * size)
+def _free(blocks: Mapping[int, Sequence[_Block]]) -> list[tuple[int, int]]:
+    """Sizes of the free blocks and their numbers among those of their size, in order."""
+    return sorted(
+        (size, number)
+        for size, members in blocks.items()
+        for number, block in enumerate(members)
+        if block.borrowers == 0
+    )
 
 
 def _bytes_of(blocks: Mapping[int, Sequence[_Block]]) -> int:
@@ -127,8 +129,8 @@ def _dropped(blocks: dict[int, list[_Block]], size: int, number: int) -> int:
     return size
 
 
-SAVED = KeptMemory()
-"""The memory of the values that this process's graphs save on a CPU."""
+KEPT = KeptMemory()
+"""The memory of what this process's graphs save on a CPU, and of their gradients."""
 
 _workspaces: list[torch.Tensor] = []
 _workspaces_lock = threading.Lock()
@@ -140,7 +142,7 @@ def lent_workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
     if device.type != "cpu":
         yield torch.empty(size, dtype=torch.uint8, device=device)
         return
-    SAVED.called()
+    KEPT.called()
     with _workspaces_lock:
         workspace = _workspaces.pop() if _workspaces else torch.empty(0, dtype=torch.uint8)
     if workspace.numel() < size:
@@ -156,6 +158,6 @@ def lent_workspace(size: int, device: torch.device) -> Iterator[torch.Tensor]:
 
 def drop_kept() -> None:
     """Gives back all that is kept for the next calls."""
-    SAVED.forget()
+    KEPT.forget()
     with _workspaces_lock:
         _workspaces.clear()
