@@ -125,7 +125,7 @@ def summary() -> str:
         (f"{len(plain)} models, bfloat16: training step", "H200", "Inductor", plain),
         ("the same, as device graphs", "H200", "Inductor, CUDA graphs", captured),
         (f"{len(dashboard)} models of PyTorch's suites, as device graphs", "H200", "Inductor, CUDA graphs", dashboard),
-        (f"{len(on_cpu)} models of PyTorch's suites, float32, batch 16", "2 CPU cores", "Inductor", on_cpu),
+        (f"{len(on_cpu)} models of PyTorch's suites, float32: training step", "2 CPU cores", "Inductor", on_cpu),
         *((f"{len(steps)} models, float32, batch 8: training step", f"2 CPU cores, {name}",
            "the best of eager and Inductor", list(map(ratio, steps))) for name, steps in zoo.items()),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
