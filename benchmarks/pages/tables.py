@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.contenders import (
-    EAGER,
-    EAGER_CHANNELS_LAST,
-    INDUCTOR,
-    INDUCTOR_CAPTURED,
-    INDUCTOR_FROZEN,
-    MAX,
-    MAX_CAPTURED,
-)
+from benchmarks.contenders import EAGER, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_FROZEN, MAX, MAX_CAPTURED, PAIRS
 from benchmarks.pages.distributed_tables import distributed
 from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
@@ -116,8 +108,7 @@ def summary() -> str:
     zoo = {name: zoo_rows()["training", "none", 8, name] for name in ("AVX512", "AVX2")}
     drawn = [row["ratio"] for row in _of_class(read(DRAWN), "all")]
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
-    dashboard = suite_ratios("cuda", (MAX_CAPTURED, INDUCTOR_CAPTURED))
-    on_cpu = suite_ratios("cpu", (MAX, INDUCTOR))
+    dashboard, on_cpu = (suite_ratios(*each) for each in zip(("cuda", "cpu"), PAIRS, strict=True))
     prebuilt = _waited("first_step_h200_resnet50_bf16", "prebuilt")[MAX]
     rows = [
         ("ResNet-50, batch 256, bfloat16: training step", "H200", "Inductor", resnet[MAX] / resnet[INDUCTOR]),

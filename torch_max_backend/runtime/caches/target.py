@@ -56,8 +56,7 @@ LEVELS = {"x86-64-v4": _V3 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq"
 def cpu_level() -> str | None:
     """The level of CPUs that a wheel's kernels are taken of: the chosen one, or the highest that the CPU reaches.
 
-    Code for it is as fast as code for this very CPU; for the level below, with vectors half as wide, a training step
-    takes up to twice as long.
+    Code for it is as fast as code for this very CPU; code for the level below has vectors half as wide.
     """
     return _chosen_level() or next((level for level, sets in LEVELS.items() if sets <= _flags()), None)
 
