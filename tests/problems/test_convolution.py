@@ -176,3 +176,14 @@ def test_copies_of_odd_channels_have_room_on_a_gpu() -> None:
     grouped = ConvolutionProblem.from_sizes(64, 46, 230, [16, 56, 56], [1, 3, 3], groups=2, **sizes)
     for other in (whole, grouped):
         assert workspace_limit(other, 2, on_gpu=True) == DEFAULT_WORKSPACE_LIMIT
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_large_filters_have_room_on_a_cpu(itemsize: int) -> None:
+    """VGG's first linear layer: packed, and as sums of a 16-bit gradient, it is larger than the default."""
+    rows = {"stride": [1], "padding": [0]}
+    linear = ConvolutionProblem.from_sizes(128, 25088, 4096, [1], [1], **rows)
+    packed = 25088 * 4096 * max(itemsize, 4)
+    assert DEFAULT_WORKSPACE_LIMIT < packed <= workspace_limit(linear, itemsize, on_gpu=False) < 2 * packed
+    grouped = ConvolutionProblem.from_sizes(128, 25088, 4096, [1], [1], groups=16, **rows)
+    assert workspace_limit(grouped, itemsize, on_gpu=False) == DEFAULT_WORKSPACE_LIMIT

@@ -325,11 +325,17 @@ def workspace_limit(problem: ConvolutionProblem, itemsize: int, on_gpu: bool) ->
     """Most bytes of scratch memory for a convolution whose elements have ``itemsize`` bytes.
 
     Hopper's kernels copy tensors whose channels are no whole rows of 16 bytes. There is room for these copies however
-    large they are: without them a convolution takes several times as long.
+    large they are: without them a convolution takes several times as long. On a CPU there is room for the packed
+    filter, or the sums of its gradient: a linear layer's may be larger than the default.
     """
     extents = problem.input_pixels, problem.output_pixels, problem.taps, problem.c, problem.k
-    if not on_gpu or problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
+    if problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
         return DEFAULT_WORKSPACE_LIMIT
+    if not on_gpu:
+        # In the type of the sums, in panels of up to 64 columns.
+        c, k = (-(-int(channels) // 64) * 64 for channels in (problem.c, problem.k))
+        packed = int(problem.taps) * c * k * max(itemsize, 4)
+        return max(DEFAULT_WORKSPACE_LIMIT, packed + DEFAULT_WORKSPACE_LIMIT // 4)
     row = 16 // itemsize
     c, k = (-(-int(channels) // row) * row for channels in (problem.c, problem.k))
     copied = (c != problem.c) * int(problem.input_pixels) * c + (k != problem.k) * int(problem.output_pixels) * k

@@ -21,7 +21,7 @@ from ..gather import PhaseAxis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, WGRAD
 from ..problem import ConvolutionProblem
-from .implicit_gemm import pack_panel_part, packed_filter_elements, panel_rows
+from .implicit_gemm import pack_panel_part, panel_rows
 from .microkernel import (
     PANEL_VECTORS,
     ROW_GRANULE,
@@ -286,12 +286,15 @@ struct PanelGemm(ConvolutionKernel):
     def refusal[
         dtype: DType, pass_: Int
     ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Optional[String]:
-        var packed = packed_filter_elements[dtype, pass_](p)
-        var bytes = packed * size_of[packed_type[dtype]]()
-        if bytes + worker_count() * 64 * 1024 > p.workspace_limit:
+        comptime panel = PANEL_VECTORS * simd_width_of[
+            accumulation_type[dtype]
+        ]() * size_of[packed_type[dtype]]()
+        var depth = p.group_c() if pass_ == FPROP else p.group_k()
+        var bytes = packed_length[dtype](depth) * p.taps() * panel
+        if worker_count() * (bytes + 64 * 1024) > p.workspace_limit:
             return String(
-                t"the packed filter takes {bytes} bytes, the workspace limit is"
-                t" {p.workspace_limit}"
+                t"a packed panel takes {bytes} bytes, the workspace limit for"
+                t" all workers is {p.workspace_limit}"
             )
         return None
 
