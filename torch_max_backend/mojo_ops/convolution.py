@@ -243,7 +243,7 @@ def convolution_function(
     """The library function of a convolution for the machine at hand.
 
     On Hopper it is one with Hopper's kernels, which calls the one for any GPU. Of 16 bits and one group it takes nearly
-    all itself: not what three axes of few channels have, operands at odd addresses, and extreme strides and paddings.
+    all itself: not what three axes of few channels have, and extreme strides and paddings.
 
     Args:
         op: the pass.
