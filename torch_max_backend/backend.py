@@ -38,6 +38,7 @@ from torch_max_backend.graph.passes.saved import (
     keep_old_values,
     save_results_instead_of_masks,
 )
+from torch_max_backend.graph.passes.whole_rows import fill_rows
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.traces.cache import facts_of, kept
 from torch_max_backend.graph.traces.stored import loaded
@@ -211,7 +212,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))
-    joint = keep_draws(keep_old_values(save_results_instead_of_masks(joint)))
+    joint = fill_rows(keep_draws(keep_old_values(save_results_instead_of_masks(joint))))
     budget = functorch_config.activation_memory_budget
     with functorch_config.patch(activation_memory_budget=1.0):
         forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
