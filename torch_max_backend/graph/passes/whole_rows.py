@@ -12,10 +12,10 @@ import operator
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from torch_max_backend.mojo_ops.functions import is_hopper
+from torch_max_backend.torch_compat import detect_fake_mode
 
 aten = torch.ops.aten
 
