@@ -62,7 +62,8 @@ def test_a_joint_graph_computes_the_same(dtype: torch.dtype, frozen: str) -> Non
     changed = filled(copy.deepcopy(joint), "cpu")
     changed.graph.lint()
     for mine, expected in zip(changed(*arguments), before, strict=True):
-        assert mine.shape == expected.shape
+        assert (mine.shape, mine.stride()) == (expected.shape, expected.stride())
+        assert mine.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
         torch.testing.assert_close(mine, expected, rtol=0.02, atol=0.02)
     channels = [
         (*node.args[number].meta["val"].shape[:2], node.args[-1 if number == 1 else 9])
@@ -83,6 +84,32 @@ def test_what_stays(change: str) -> None:
     joint, _ = _joint(conv, x, ["weight", "bias"])
     code = joint.code
     assert filled(joint, "cuda" if change == "another device" else "cpu").code == code
+
+
+def test_results_and_updated_arguments() -> None:
+    """Activations and views of them that are returned are dense; what the graph updates is the argument itself."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16
+    one, two = (torch.randn(shape, dtype=dtype) for shape in ((20, 18, 3, 3), (17, 20, 1, 1)))
+    layout = torch.channels_last
+
+    def run(x: Tensor, w: Tensor, v: Tensor) -> list[Tensor]:
+        first = F.conv2d(x, w)
+        x.add_(1)
+        second = F.conv2d(F.relu(first), v)
+        return [first, second.flatten(2), second.permute(0, 2, 3, 1)[:, 1:], x * 2]
+
+    def arguments() -> list[Tensor]:
+        torch.manual_seed(1)
+        return [each.to(memory_format=layout) for each in (torch.randn(2, 18, 7, 6, dtype=dtype), one, two)]
+
+    changed = filled(make_fx(torch.func.functionalize(run), tracing_mode="fake")(*arguments()), "cpu")
+    changed.graph.lint()
+    assert changed.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    mine, own = arguments(), arguments()
+    for result, expected in zip([*changed(*mine), mine[0]], [*run(*own), own[0]], strict=True):
+        assert (result.shape, result.stride()) == (expected.shape, expected.stride())
+        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("whole", [True, False])

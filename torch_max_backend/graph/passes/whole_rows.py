@@ -47,7 +47,8 @@ def filled(joint: GraphModule, device_type: str) -> GraphModule:
             continue
         if not transposed and groups == 1 and _has_parts_of_rows(x.meta["val"], w.meta["val"], device_type):
             act(node)
-    if padded.found:
+    if padded.parts:
+        padded.copy_results()
         joint.graph.eliminate_dead_code()
         joint.recompile()
     return joint
@@ -65,17 +66,22 @@ def _has_parts_of_rows(x: torch.Tensor, w: torch.Tensor, device_type: str) -> bo
     )
 
 
+def _is_returned(user: Node) -> bool:
+    """Whether this is the graph's result, or a view that gets there."""
+    is_view = user.target is operator.getitem or getattr(user.target, "is_view", False)
+    return user.op == "output" or (is_view and any(map(_is_returned, user.users)))
+
+
 class _Padded:
     """Tensors with their channels filled up, each made once, before the first op that reads it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made: dict[tuple[Node, tuple[int, ...]], Node] = {}
-        self.found = False
+        self.parts: list[Node] = []
 
     def forward(self, node: Node) -> None:
         """A convolution of operands that are filled up, and the part of its result that was asked for."""
-        self.found = True
         given: tuple[Any, ...] = node.args
         x, w, bias, *rest = given
         k = w.meta["val"].shape[0]
@@ -89,7 +95,6 @@ class _Padded:
 
     def backward(self, node: Node) -> None:
         """The gradients of operands that are filled up, without what filled them up."""
-        self.found = True
         given: tuple[Any, ...] = node.args
         gradient, x, w, *rest = given
         k, c = w.meta["val"].shape[:2]
@@ -127,7 +132,10 @@ class _Padded:
                 # What reads the tensor from now on reads it there, so that it need not be kept twice.
                 part = self._part(node, whole, {1: value.shape[1]})
                 self.made[part, dims] = whole
-                node.replace_all_uses_with(part, lambda user: user is not whole and whole < user)
+                # An argument that the graph updates, or returns, stays what it is.
+                node.replace_all_uses_with(
+                    part, lambda user: whole < user and user.op != "output" and user.target is not aten.copy_.default
+                )
         return self.made[node, dims]
 
     def _part(self, like: Node, whole: Node, sizes: dict[int, int]) -> Node:
@@ -135,7 +143,18 @@ class _Padded:
         for dim, size in sizes.items():
             if whole.meta["val"].shape[dim] != size:
                 whole = self._call(like, aten.slice.Tensor, (whole, dim, 0, size))
+                self.parts.append(whole)
         return whole
+
+    def copy_results(self) -> None:
+        """What the graph returns has the strides that it had, and no zeros behind its channels."""
+        for part in self.parts:
+            users = [user for user in part.users if user not in self.parts and _is_returned(user)]
+            if users:
+                with self.graph.inserting_after(part):
+                    copy = self._call(part, aten.clone.default, (part,))
+                for user in users:
+                    user.replace_input_with(part, copy)
 
     def _call(self, like: Node, target: Any, arguments: tuple[Any, ...]) -> Node:
         fresh = self.graph.call_function(target, arguments)
