@@ -48,7 +48,6 @@ from torch._functorch.aot_autograd import make_boxed_func as make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_rematerialization_partition
 from torch._guards import CompileContext as _CompileContext
 from torch._guards import TracingContext as TracingContext
-from torch._guards import detect_fake_mode as detect_fake_mode
 from torch._inductor.codecache import FxGraphHashDetails as _FxGraphHashDetails
 from torch._inductor.output_code import OutputCode as OutputCode
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.step_graphs import step_graphs
 from torch_max_backend.graph.passes import whole_rows
-from torch_max_backend.graph.passes.whole_rows import ROW, filled
+from torch_max_backend.graph.passes.whole_rows import ROW, fill_rows
 
 aten = torch.ops.aten
 
@@ -36,6 +36,12 @@ class Net(nn.Module):
         return self.last(torch.cat([first[:, :8], self.own(first)[:, 8:]], 1) + first)
 
 
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the accelerator at hand were one."""
+    monkeypatch.setattr(whole_rows, "is_hopper", lambda: True)
+
+
 def _joint(net: nn.Module, x: Tensor, wanted: Sequence[str]) -> tuple[GraphModule, list[Tensor]]:
     """The joint graph of a step with the gradients of some parameters, and its arguments."""
     names, parameters = zip(*net.named_parameters(), strict=True)
@@ -52,6 +58,7 @@ def _joint(net: nn.Module, x: Tensor, wanted: Sequence[str]) -> tuple[GraphModul
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("frozen", ["", "stem", "wide", "narrow.bias"])
+@pytest.mark.usefixtures("hopper")
 def test_a_joint_graph_computes_the_same(dtype: torch.dtype, frozen: str) -> None:
     torch.manual_seed(0)
     net = Net().to(dtype)
@@ -59,7 +66,7 @@ def test_a_joint_graph_computes_the_same(dtype: torch.dtype, frozen: str) -> Non
     wanted = [name for name, _ in net.named_parameters() if not (frozen and name.startswith(frozen))]
     joint, arguments = _joint(net, x, wanted)
     before = joint(*arguments)
-    changed = filled(copy.deepcopy(joint), "cpu")
+    changed = fill_rows(copy.deepcopy(joint), "cpu")
     changed.graph.lint()
     for mine, expected in zip(changed(*arguments), before, strict=True):
         assert (mine.shape, mine.stride()) == (expected.shape, expected.stride())
@@ -76,6 +83,7 @@ def test_a_joint_graph_computes_the_same(dtype: torch.dtype, frozen: str) -> Non
 
 
 @pytest.mark.parametrize("change", ["float32", "another device", "few channels", "whole rows", "empty"])
+@pytest.mark.usefixtures("hopper")
 def test_what_stays(change: str) -> None:
     c, k = {"few channels": (8, 12), "whole rows": (24, 16)}.get(change, (20, 17))
     dtype = torch.float32 if change == "float32" else torch.bfloat16
@@ -83,9 +91,10 @@ def test_what_stays(change: str) -> None:
     x = torch.randn(0 if change == "empty" else 2, c, 5, 5, dtype=dtype)
     joint, _ = _joint(conv, x, ["weight", "bias"])
     code = joint.code
-    assert filled(joint, "cuda" if change == "another device" else "cpu").code == code
+    assert fill_rows(joint, "cuda" if change == "another device" else "cpu").code == code
 
 
+@pytest.mark.usefixtures("hopper")
 def test_results_and_updated_arguments() -> None:
     """Activations and views of them that are returned are dense; what the graph updates is the argument itself."""
     torch.manual_seed(0)
@@ -103,7 +112,7 @@ def test_results_and_updated_arguments() -> None:
         torch.manual_seed(1)
         return [each.to(memory_format=layout) for each in (torch.randn(2, 18, 7, 6, dtype=dtype), one, two)]
 
-    changed = filled(make_fx(torch.func.functionalize(run), tracing_mode="fake")(*arguments()), "cpu")
+    changed = fill_rows(make_fx(torch.func.functionalize(run), tracing_mode="fake")(*arguments()), "cpu")
     changed.graph.lint()
     assert changed.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     mine, own = arguments(), arguments()

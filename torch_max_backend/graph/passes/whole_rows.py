@@ -7,7 +7,6 @@ computes the operand, and cut off by whoever reads the result; and the passes sh
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_max_backend.mojo_ops.functions import is_hopper
-from torch_max_backend.torch_compat import detect_fake_mode
 
 aten = torch.ops.aten
 
@@ -24,42 +22,41 @@ ROW = 8
 MIN_CHANNELS = 16
 """An image's few channels have a way of their own: a row of filter taps is one of channels there."""
 
+_OPERANDS: dict[object, int] = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
+"""The place of x among the arguments; w follows it."""
 
-def fill_rows(joint: GraphModule) -> GraphModule:
+
+def fill_rows(joint: GraphModule, device_type: str = "cuda") -> GraphModule:
     """Fills up the channels of a Hopper GPU's convolutions and of their gradients; returns ``joint``."""
-    convolutions = joint.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    on_a_gpu = any(node.meta["val"].device.type == "cuda" for node in convolutions)
-    return filled(joint, "cuda") if on_a_gpu and is_hopper() else joint
-
-
-def filled(joint: GraphModule, device_type: str) -> GraphModule:
-    """Fills up the channels of convolutions on devices of one type; returns ``joint``."""
+    found = [node for node in joint.graph.nodes if _has_parts_of_rows(node, device_type)]
+    if not found or not is_hopper():
+        return joint
     padded = _Padded(joint.graph)
-    for node in list(joint.graph.nodes):
-        arguments: tuple[Any, ...] = node.args
+    for node in found:
         if node.target is aten.convolution.default:
-            x, w, transposed, groups = *arguments[:2], arguments[6], arguments[8]
-            act = padded.forward
-        elif node.target is aten.convolution_backward.default:
-            x, w, transposed, groups = *arguments[1:3], arguments[7], arguments[9]
-            act = padded.backward
+            padded.forward(node)
         else:
-            continue
-        if not transposed and groups == 1 and _has_parts_of_rows(x.meta["val"], w.meta["val"], device_type):
-            act(node)
-    if padded.parts:
-        padded.copy_results()
-        joint.graph.eliminate_dead_code()
-        joint.recompile()
+            padded.backward(node)
+    padded.copy_results()
+    joint.graph.eliminate_dead_code()
+    joint.recompile()
     return joint
 
 
-def _has_parts_of_rows(x: torch.Tensor, w: torch.Tensor, device_type: str) -> bool:
-    """Whether these are operands of 16 bits, of known sizes, whose channels end within 16 bytes."""
+def _has_parts_of_rows(node: Node, device_type: str) -> bool:
+    """Whether this is a convolution of 16 bits, or its gradient, of known sizes, whose channels end within 16 bytes."""
+    first = _OPERANDS.get(node.target)
+    if first is None:
+        return False
+    arguments: tuple[Any, ...] = node.args
+    x, w = (each.meta["val"] for each in arguments[first : first + 2])
+    transposed, groups = arguments[6 + first], arguments[8 + first]
     channels = w.shape[:2]
     return (
         x.device.type == device_type
         and x.dtype in (torch.bfloat16, torch.float16)
+        and not transposed
+        and groups == 1
         and all(isinstance(size, int) and size > 0 for size in (*x.shape, *w.shape))
         and min(channels) >= MIN_CHANNELS
         and any(count % ROW for count in channels)
@@ -159,6 +156,6 @@ class _Padded:
     def _call(self, like: Node, target: Any, arguments: tuple[Any, ...]) -> Node:
         fresh = self.graph.call_function(target, arguments)
         values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
-        with detect_fake_mode(values) or contextlib.nullcontext():
+        with fresh.all_input_nodes[0].meta["val"].fake_mode:
             fresh.meta = {**like.meta, "val": target(*values)}
         return fresh
