@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from torch_max_backend import lowering
 from torch_max_backend.custom_ops.affine_grid import affine_grids_as_products
+from torch_max_backend.custom_ops.instance_norm import instance_norms_by_groups
 from torch_max_backend.custom_ops.interpolation import interpolations_whole
 from torch_max_backend.decompositions.table import decompositions
 from torch_max_backend.errors import MaxBackendError, OptionError
@@ -185,6 +186,7 @@ def _through_aot(gm: GraphModule, example_inputs: Sequence[Any], compilation: _C
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(interpolations_whole())
         stack.enter_context(affine_grids_as_products())
+        stack.enter_context(instance_norms_by_groups())
         forward, backward, inference = compilers
         compiled = aot_module_simplified(
             gm,

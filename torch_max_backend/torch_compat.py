@@ -8,6 +8,7 @@ names.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import pickle
 import sys
@@ -362,6 +363,11 @@ _BEFORE_AUTOGRAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.Composit
 def _set_kernels(op: OpOverload, table: dict[Any, Callable[..., Any]]) -> None:
     op.py_kernels = table
     op._dispatch_cache.clear()
+
+
+def composite_kernel(op: OpOverload) -> Callable[..., Any]:
+    """PyTorch's own formula of an op that it computes by others, whatever ``tracing_kernels`` has in its place."""
+    return functools.partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def schema_of(op: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.custom_ops.interpolation import FORWARD as INTERPOLATIONS
+from torch_max_backend.decompositions.normalization import group_norm_backward
 from torch_max_backend.decompositions.optimizers import optimizer_decompositions
 from torch_max_backend.decompositions.selection import selection_decompositions
 from torch_max_backend.torch_compat import OpOverload, OpOverloadPacket, core_aten_decompositions, get_decompositions
@@ -299,6 +300,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **_for_whole_numbers((*INTERPOLATIONS, *BORDERS)),
         **selection_decompositions(),
         aten._weight_norm_interface_backward.default: weight_norm_backward,
+        aten.native_group_norm_backward.default: group_norm_backward,
         aten.hardshrink_backward.default: shrink_backward,
         aten.softshrink_backward.default: shrink_backward,
         aten.addbmm.default: addbmm,

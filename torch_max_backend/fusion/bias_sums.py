@@ -13,8 +13,7 @@ from max.graph import DeviceRef
 from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.convolutions import takes_part
 from torch_max_backend.fusion.dependencies import Dependencies
-from torch_max_backend.fusion.groups import readers_of
-from torch_max_backend.fusion.terms import in_memory
+from torch_max_backend.fusion.terms import in_memory, readers_of
 from torch_max_backend.mojo_ops.convolution import FAMILY, WGRAD_BIAS, Geometry, wgrad_bias_function
 from torch_max_backend.mojo_ops.functions import require_function
 from torch_max_backend.mojo_ops.fused_convolution import reads_in_place

@@ -8,7 +8,7 @@ them. Roots of one size that are read in the same way are computed by one launch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -21,6 +21,7 @@ from torch_max_backend.fusion.long_sums import joined_sum, partial_sum
 from torch_max_backend.fusion.loop_nest import loop_nest_of
 from torch_max_backend.fusion.movement import Concatenation, concatenation, transposition
 from torch_max_backend.fusion.program import MAX_INPUTS
+from torch_max_backend.fusion.shared_values import shared_values
 from torch_max_backend.fusion.terms import (
     MAX_GUARDS,
     CutAt,
@@ -31,6 +32,7 @@ from torch_max_backend.fusion.terms import (
     is_fusible,
     is_reduction,
     is_view,
+    readers_of,
 )
 from torch_max_backend.typed_graph.operations import Operation, Pad, Pointwise, Reduction, Value
 
@@ -67,30 +69,41 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
         kept: the graph's results.
         device: that the graph computes on.
     """
-    parts: set[Value] = set()
-    terms, fusible = values_in_memory(operations, kept, device, parts)
-    roots = list(terms)
-    groups = [Group(terms[root]) for root in roots]
-    # A partial sum that waits for the whole would free nothing. What a convolution can store stays apart, too: together
-    # with a program that reads it, the convolution's own result would have to be written and read.
-    alone = [
-        group for group, root in zip(groups, roots, strict=True)
-        if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
-        or absorbed(group, groups, kept, device) is not None
-    ]  # fmt: skip
-    joined = _Joiner(groups, alone, roots, fusible).join()
+    shared: list[Value] = []
+    while True:
+        parts: set[Value] = set()
+        terms, fusible = values_in_memory(operations, kept, device, parts, shared)
+        roots = list(terms)
+        groups = [Group(terms[root]) for root in roots]
+        # A partial sum that waits for the whole would free nothing. What a convolution can store stays apart, too:
+        # together with a program that reads it, the convolution's own result would have to be written and read.
+        alone = [
+            group for group, root in zip(groups, roots, strict=True)
+            if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
+            or absorbed(group, groups, kept, device) is not None
+        ]  # fmt: skip
+        joined = _Joiner(groups, alone, roots, fusible).join()
+        found = shared_values(joined, kept, fusible, lambda value: takes_part(device) and is_suitable(value))
+        new = [value for value in found if value not in shared]
+        if not new:
+            break
+        shared += new
     chosen = batches(joined, operations, fusible, kept)
     single = {group for batch in chosen for group in batch}
     joined = [group for group in joined if group not in single]
-    found = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
-    return Grouped(joined, chosen, found)
+    moved = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
+    return Grouped(joined, chosen, moved)
 
 
 def values_in_memory(
-    operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, parts: set[Value] | None = None
+    operations: Sequence[Operation],
+    kept: Collection[Value],
+    device: DeviceRef,
+    parts: set[Value] | None = None,
+    shared: Collection[Value] = (),
 ) -> tuple[dict[Value, Terms], set[Operation]]:
-    """The values that must lie in memory, each with the program that computes it, and all operations that programs can
-    compute. Partial sums are added to ``parts``."""
+    """The values that must lie in memory, or are to (``shared``), each with the program that computes it, and all
+    operations that programs can compute. Partial sums are added to ``parts``."""
     fusible = {each for each in operations if is_fusible(each) and each.results[0].device == device}
 
     def joins(value: Value) -> bool:
@@ -99,7 +112,7 @@ def values_in_memory(
             takes_part(device) and is_suitable(value) and value.maker is not None and value.maker.name != "conv_fprop"
         )
 
-    return _roots(operations, fusible, kept, set() if parts is None else parts, joins), fusible
+    return _roots(operations, fusible, [*kept, *shared], set() if parts is None else parts, joins), fusible
 
 
 def _roots(
@@ -206,15 +219,6 @@ def _operand_to_store(root: Value, roots: Collection[Value], fusible: Collection
 def _position(value: Value) -> int:
     assert value.maker is not None
     return value.maker.position
-
-
-def readers_of(value: Value) -> Iterable[Operation]:
-    """The operations that read the value or a view of it."""
-    for reader in value.readers:
-        if is_view(reader):
-            yield from readers_of(reader.results[0])
-        else:
-            yield reader
 
 
 class _Joiner:

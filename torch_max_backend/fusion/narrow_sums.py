@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from max.dtype import DType
 
 from torch_max_backend.dtypes import NARROW_FLOATS
-from torch_max_backend.fusion.groups import readers_of
-from torch_max_backend.fusion.terms import in_memory
+from torch_max_backend.fusion.terms import in_memory, readers_of
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Operation, Pointwise, Reduction, Reshape, Value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +144,15 @@ def in_memory(value: Value) -> Value:
     while value.maker is not None and is_view(value.maker):
         value = value.maker.operands[0]
     return value
+
+
+def readers_of(value: Value) -> Iterable[Operation]:
+    """The operations that read the value or a view of it."""
+    for reader in value.readers:
+        if is_view(reader):
+            yield from readers_of(reader.results[0])
+        else:
+            yield reader
 
 
 def moved_map(operation: Operation) -> IndexMap | None:

@@ -14,8 +14,8 @@ import numpy as np
 from max.graph import DeviceRef
 
 from torch_max_backend.fusion.convolutions import is_suitable, takes_part
-from torch_max_backend.fusion.groups import readers_of, values_in_memory
-from torch_max_backend.fusion.terms import Terms, in_memory
+from torch_max_backend.fusion.groups import values_in_memory
+from torch_max_backend.fusion.terms import Terms, in_memory, readers_of
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise, Reduction, Reshape, Value, constant
 
