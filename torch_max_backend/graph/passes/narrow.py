@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_max_backend.custom_ops.interpolation import BACKWARD, FORWARD
+from torch_max_backend.graph.calls import add_call
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _CASTS = (aten._to_copy.default, prims.convert_element_type.default)
@@ -136,11 +137,4 @@ def _call(place: Node, target: Callable[..., Any] | str, *args: Any) -> Node:
     assert callable(target)
     named = place.kwargs if place.target is target else {}
     with place.graph.inserting_before(place):
-        made = place.graph.call_function(target, args, named)
-    values = torch.fx.node.map_arg((args, named), lambda each: each.meta["val"])
-    fake = next(each.meta["val"] for each in made.all_input_nodes)
-    with fake.fake_mode:
-        value = target(*values[0], **values[1])
-    made.meta = {**place.meta, "val": value}
-    made.meta.pop("tensor_meta", None)
-    return made
+        return add_call(place, target, *args, **named)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_max_backend.graph.calls import add_call
+
 aten, prims = torch.ops.aten, torch.ops.prims
 _FUNCTIONAL = aten._native_batch_norm_legit_functional.default
 _TRAIN = 5
@@ -48,12 +50,7 @@ def _write_out(node: Node) -> None:
     shape = [fake.shape[1], *[1] * (fake.dim() - 2)]
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
-        made = node.graph.call_function(target, args)
-        with fake.fake_mode:
-            value = target(*(each.meta["val"] if isinstance(each, Node) else each for each in args))
-        made.meta = {**old.meta, "val": value}
-        made.meta.pop("tensor_meta", None)
-        return made
+        return add_call(old, target, *args)
 
     def cast(value: Node, dtype: torch.dtype) -> Node:
         same = value.meta["val"].dtype == dtype

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torch_max_backend.graph.calls import add_call
 from torch_max_backend.mojo_ops.functions import is_hopper
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ class _Padded:
         with self.graph.inserting_before(node):
             operands = self._filled(x, (1,)), self._filled(w, (0, 1))
             arguments = (*operands, None if bias is None else self._filled(bias, (0,)), *rest)
-            whole = self._call(node, aten.convolution.default, arguments)
+            whole = add_call(node, aten.convolution.default, *arguments)
             part = self._part(node, whole, {1: k})
         node.replace_all_uses_with(part)
         self.graph.erase_node(node)
@@ -99,7 +100,7 @@ class _Padded:
             rest[0] = [-(-k // ROW) * ROW]
         with self.graph.inserting_before(node):
             arguments = (self._filled(gradient, (1,)), self._filled(x, (1,)), self._filled(w, (0, 1)), *rest)
-            whole = self._call(node, aten.convolution_backward.default, arguments)
+            whole = add_call(node, aten.convolution_backward.default, *arguments)
         for user in list(node.users):
             number: Any = user.args[1]
             if whole.meta["val"][number] is None:
@@ -124,7 +125,7 @@ class _Padded:
             counts = [0] * (2 * value.dim())
             for dim, count in zip(dims, extra, strict=True):
                 counts[2 * (value.dim() - 1 - dim) + 1] = count
-            whole = self.made[node, dims] = self._call(node, aten.constant_pad_nd.default, (node, counts, 0.0))
+            whole = self.made[node, dims] = add_call(node, aten.constant_pad_nd.default, node, counts, 0.0)
             if dims == (1,):
                 # What reads the tensor from now on reads it there, so that it need not be kept twice.
                 part = self._part(node, whole, {1: value.shape[1]})
@@ -139,7 +140,7 @@ class _Padded:
         """The first elements along some dimensions."""
         for dim, size in sizes.items():
             if whole.meta["val"].shape[dim] != size:
-                whole = self._call(like, aten.slice.Tensor, (whole, dim, 0, size))
+                whole = add_call(like, aten.slice.Tensor, whole, dim, 0, size)
                 self.parts.append(whole)
         return whole
 
@@ -149,13 +150,6 @@ class _Padded:
             users = [user for user in part.users if user not in self.parts and _is_returned(user)]
             if users:
                 with self.graph.inserting_after(part):
-                    copy = self._call(part, aten.clone.default, (part,))
+                    copy = add_call(part, aten.clone.default, part)
                 for user in users:
                     user.replace_input_with(part, copy)
-
-    def _call(self, like: Node, target: Any, arguments: tuple[Any, ...]) -> Node:
-        fresh = self.graph.call_function(target, arguments)
-        values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
-        with fresh.all_input_nodes[0].meta["val"].fake_mode:
-            fresh.meta = {**like.meta, "val": target(*values)}
-        return fresh

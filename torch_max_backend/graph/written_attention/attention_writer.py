@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
 
+from torch_max_backend.graph.calls import add_call
 from torch_max_backend.graph.written_attention.matrices import Matrices, Size, groups_of, is_unit, shape_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -147,14 +147,8 @@ class Writer:
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A node with its fake value."""
-        with self._place.meta["val"].fake_mode:
-            value = target(*map_arg(args, lambda each: each.meta["val"]), **kwargs)
-        graph = self._place.graph
-        with graph.inserting_before(self._place):
-            node = graph.call_function(target, args, kwargs)
-        node.meta = {**self._place.meta, "val": value}
-        node.meta.pop("tensor_meta", None)
-        return node
+        with self._place.graph.inserting_before(self._place):
+            return add_call(self._place, target, *args, **kwargs)
 
     def view(self, node: Node, shape: Sequence[Size]) -> Node:
         """The node's elements in another shape, of which one extent may be known at run time only."""
