@@ -124,7 +124,7 @@ def suite_models() -> str:
 
 
 def _models(name: str) -> str:
-    models, rows = rows_of(name), []
+    models, rows, document = rows_of(name), [], read(name)
     contenders = _measured(name, models)
     newest = max((row for found in models.values() for row in found.values()), key=lambda row: row.get("date", ""))
     for model, found in models.items():
@@ -137,7 +137,7 @@ def _models(name: str) -> str:
         taken = [_figure(found.get(who), "taken_gib", 1) for who in contenders]
         lists = (", ".join(filter(None, each)) for each in (waits, sizes, taken))
         cells = [f"{model}, {batch}", *steps, ratio, *lists]
-        rows.append([*cells, "; ".join([*notes(found), *_age(found, newest)]).replace("|", "\\|")])
+        rows.append([*cells, "; ".join([*notes(found), *_age(found, newest), *_search(found, document)]).replace("|", "\\|")])
     header = ["model, batch", *(f"{label(who)}, ms" for who in contenders), "over Inductor",
               "first step s: ours, Inductor", "GiB: eager, ours, Inductor",
               f"GiB reserved: {', '.join(label(who) for who in contenders)}", "notes"]  # fmt: skip
@@ -168,6 +168,13 @@ def _age(found: Mapping[str, Row], newest: Row) -> Iterable[str]:
     oldest = min(found.values(), key=lambda row: row.get("date", ""))
     if oldest.get("kernels") != newest.get("kernels"):
         yield f"measured with earlier kernels, {oldest['date'][:16].replace('T', ' ')}"
+
+
+def _search(found: Mapping[str, Row], document: Row) -> Iterable[str]:
+    """Whether cuDNN took what its heuristics say."""
+    searched = all(row.get("cudnn_benchmark", document["cudnn_benchmark"]) for row in found.values())
+    if document["device"] == "cuda" and not searched:
+        yield "cuDNN did not time its kernels first"
 
 
 def notes(found: Mapping[str, Row]) -> Iterable[str]:
