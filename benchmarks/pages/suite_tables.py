@@ -137,7 +137,8 @@ def _models(name: str) -> str:
         taken = [_figure(found.get(who), "taken_gib", 1) for who in contenders]
         lists = (", ".join(filter(None, each)) for each in (waits, sizes, taken))
         cells = [f"{model}, {batch}", *steps, ratio, *lists]
-        rows.append([*cells, "; ".join([*notes(found), *_age(found, newest), *_search(found, document)]).replace("|", "\\|")])
+        said = "; ".join([*notes(found), *_age(found, newest), *_search(found, document)])
+        rows.append([*cells, said.replace("|", "\\|")])
     header = ["model, batch", *(f"{label(who)}, ms" for who in contenders), "over Inductor",
               "first step s: ours, Inductor", "GiB: eager, ours, Inductor",
               f"GiB reserved: {', '.join(label(who) for who in contenders)}", "notes"]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for module in (suite_tables, table_parts):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     facts = {"suite": "timm", "mode": "training", "caches": "empty"}
-    facts |= {"amp": "bf16", "device": "cuda", "date": "2026-11-27"}
+    facts |= {"amp": "bf16", "device": "cuda", "date": "2026-11-27", "cudnn_benchmark": True}
     facts |= {"hardware": {"gpu": "some GPU"}, "versions": {"torch": "2.11.0", "max": "26.7.0"}}
     records.write(tmp_path / "suite_timm.json", {**facts, "rows": ROWS})
     return tmp_path
@@ -69,6 +70,15 @@ def test_a_models_row_says_why() -> None:
     failing = _cells(table, "c, 8")
     assert failing[2:4] == ["fails", "1.0 (0.0), wrong"]
     assert failing[-1] == "ours fails: LoweringError: no; ours, captured is wrong in gradient of v"
+
+
+def test_rows_say_where_cudnn_did_not_search(results: Path) -> None:
+    rows = [{**row, "cudnn_benchmark": row["model"] != "b"} for row in ROWS]
+    document = json.loads((results / "suite_timm.json").read_text())
+    records.write(results / "suite_timm.json", {**document, "cudnn_benchmark": False, "rows": rows})
+    table = suite_tables.suite_models()
+    assert "cuDNN did not time its kernels first" in _cells(table, "b, 8")[-1]
+    assert "cuDNN" not in _cells(table, "a, 8")[-1]
 
 
 def test_the_picture_has_a_bar_for_each_contender(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
+
+from torch_max_backend.torch_compat import FakeTensor
 
 
 def add_call(like: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
