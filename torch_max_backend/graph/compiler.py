@@ -19,6 +19,7 @@ from torch_max_backend.graph.constants import describe_attributes, is_constant
 from torch_max_backend.graph.partition import Refusal, cut, is_host_node, leave_assertions, refusals, unknown_sizes
 from torch_max_backend.graph.random import DRAWN, ORIGIN, hoist_draws, is_draw, take_draws
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_symbolic
+from torch_max_backend.graph.storage import read_whole_storages
 from torch_max_backend.graph.unit import CompilationUnit
 from torch_max_backend.max_compat import in_mlir_context
 from torch_max_backend.mojo_ops.functions import noted, require_function
@@ -83,6 +84,7 @@ def compile_graph(
         DeviceUnavailableError: MAX does not have the graph's device.
     """
     describe_attributes(gm)
+    read_whole_storages(gm)
     gm = hoist_draws(gm)
     leave_assertions(gm, listed=options.run == "launches")
     host_ops = [str(node.target) for node in gm.graph.nodes if node.op == "call_function" and is_host_node(node)]

@@ -64,10 +64,11 @@ def _has_parts_of_rows(node: Node, device_type: str) -> bool:
     )
 
 
-def _is_returned(user: Node) -> bool:
-    """Whether this is the graph's result, or a view that gets there."""
+def _sees_memory(user: Node) -> bool:
+    """Whether this is the graph's result, an op that counts in memory, or a view that gets there."""
     is_view = user.target is operator.getitem or getattr(user.target, "is_view", False)
-    return user.op == "output" or (is_view and any(map(_is_returned, user.users)))
+    ends = user.op == "output" or user.target is aten.as_strided.default
+    return ends or (is_view and any(map(_sees_memory, user.users)))
 
 
 class _Padded:
@@ -145,9 +146,9 @@ class _Padded:
         return whole
 
     def copy_results(self) -> None:
-        """What the graph returns has the strides that it had, and no zeros behind its channels."""
+        """What the graph returns, or reads by its strides, has those that it had, and no zeros behind its channels."""
         for part in self.parts:
-            users = [user for user in part.users if user not in self.parts and _is_returned(user)]
+            users = [user for user in part.users if user not in self.parts and _sees_memory(user)]
             if users:
                 with self.graph.inserting_after(part):
                     copy = add_call(part, aten.clone.default, part)
