@@ -6,6 +6,7 @@ in channels-last would be transposed around each normalization.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 
 import torch
@@ -48,14 +49,14 @@ def _instance_norm(
     Returns:
         In ``x``'s shape and dtype, contiguous as eager's.
     """
-    sizes = x.shape[:2]
+    batch, channels, *extents = x.shape
     plain = use_input_stats and running_mean is None and running_var is None and x.is_floating_point()
-    if not plain or x.dim() < 3 or not isinstance(sizes[1], int) or 0 in [size for size in sizes if type(size) is int]:
+    is_empty = any(isinstance(size, int) and size == 0 for size in x.shape)
+    if not plain or not extents or is_empty or not isinstance(channels, int):
         own = composite_kernel(aten.instance_norm.default)
         return own(x, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
     dtype = torch.promote_types(x.dtype, torch.float32)
     scale, shift = (None if each is None else each.to(dtype) for each in (weight, bias))
-    batch, channels = sizes
-    pixels = x[0, 0].numel()
+    pixels = math.prod(extents)
     y, _, _ = aten.native_group_norm(x.to(dtype), scale, shift, batch, channels, pixels, channels, eps)
     return y.to(x.dtype).contiguous()

@@ -71,18 +71,7 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
     """
     shared: list[Value] = []
     while True:
-        parts: set[Value] = set()
-        terms, fusible = values_in_memory(operations, kept, device, parts, shared)
-        roots = list(terms)
-        groups = [Group(terms[root]) for root in roots]
-        # A partial sum that waits for the whole would free nothing. What a convolution can store stays apart, too:
-        # together with a program that reads it, the convolution's own result would have to be written and read.
-        alone = [
-            group for group, root in zip(groups, roots, strict=True)
-            if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
-            or absorbed(group, groups, kept, device) is not None
-        ]  # fmt: skip
-        joined = _Joiner(groups, alone, roots, fusible).join()
+        joined, fusible = _joined(operations, kept, device, shared)
         found = shared_values(joined, kept, fusible, lambda value: takes_part(device) and is_suitable(value))
         new = [value for value in found if value not in shared]
         if not new:
@@ -93,6 +82,24 @@ def grouped(operations: Sequence[Operation], kept: Collection[Value], device: De
     joined = [group for group in joined if group not in single]
     moved = [each for each in map(concatenation, operations) if each is not None and each.result.device == device]
     return Grouped(joined, chosen, moved)
+
+
+def _joined(
+    operations: Sequence[Operation], kept: Collection[Value], device: DeviceRef, shared: Collection[Value]
+) -> tuple[list[Group], set[Operation]]:
+    """The programs of a graph that stores ``shared``, too, and the operations that programs can compute."""
+    parts: set[Value] = set()
+    terms, fusible = values_in_memory(operations, kept, device, parts, shared)
+    roots = list(terms)
+    groups = [Group(terms[root]) for root in roots]
+    # A partial sum that waits for the whole would free nothing. What a convolution can store stays apart, too: together
+    # with a program that reads it, the convolution's own result would have to be written and read.
+    alone = [
+        group for group, root in zip(groups, roots, strict=True)
+        if root in parts or transposition(group.terms, loop_nest_of(group.terms)) is not None
+        or absorbed(group, groups, kept, device) is not None
+    ]  # fmt: skip
+    return _Joiner(groups, alone, roots, fusible).join(), fusible
 
 
 def values_in_memory(

@@ -62,7 +62,7 @@ class _Program:
         self.over_rows = terms.extents is not None and terms.extents.inner == 1
         found = (step.value for step in terms.steps if not isinstance(step, Leaf) and step.operands)
         large = (value for value in found if value.size == terms.size and value.bytes >= _LEAST_BYTES)
-        self.computed = {value for value in large if value not in terms.roots}
+        self.computed = dict.fromkeys(value for value in large if value not in terms.roots)
 
     def reads(self, stored: Collection[Value], value: Value | None = None) -> dict[Value, int]:
         """The bytes of each value that it reads.

@@ -7,7 +7,7 @@ lies around it.
 from __future__ import annotations
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torch_max_backend.graph.views import whole_of
 
@@ -21,5 +21,5 @@ def read_whole_storages(gm: GraphModule) -> None:
         whole, offset = whole_of(view), (rest or [node.kwargs.get("storage_offset")])[0]
         if offset is None:
             offset = view.meta["val"].storage_offset()
-        if whole is not view and isinstance(offset, int):
+        if whole is not view and isinstance(offset, int | Node):
             node.args, node.kwargs = (whole, size, stride, offset), {}

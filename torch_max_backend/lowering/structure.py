@@ -39,8 +39,10 @@ def passed_on(ctx: LoweringContext, x: GraphTensor, *, memory_format: Any = None
 
 def _start_in_memory(source: torch.Tensor, result: torch.Tensor, offset: Any) -> int | None:
     """Where in a dense tensor's memory a dense one begins that is a part of it; None of any other."""
+    if dense_order(source) is None or dense_order(result) is None or not isinstance(offset, int | None):
+        return None
     start = 0 if offset is None else offset - source.storage_offset()
-    if dense_order(source) is None or dense_order(result) is None or not isinstance(start, int):
+    if not isinstance(start, int):
         return None
     if start == 0 and source.numel() == result.numel():
         return 0
