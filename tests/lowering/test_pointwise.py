@@ -173,6 +173,11 @@ CASES = [
     ),
     Case("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.3), recipe(*[randn(3, 4)] * 3)),
     Case("addcdiv", lambda x, y: torch.addcdiv(x, y, x.abs() + 1, value=0.3), recipe(randn(4), randn(4))),
+    Case(
+        "addcmul_mixed",
+        lambda x, y: (torch.addcmul(x, x, y, value=0.3), torch.addcmul(y, x, x), torch.addcdiv(x, y, x.abs() + 1)),
+        recipe(randn(3, 4, dtype=BF16), randn(3, 4)),
+    ),
     Case("lerp", lambda x, y, w: (torch.lerp(x, y, 0.3), torch.lerp(x, y, w)), recipe(*[randn(3, 4)] * 3)),
     Case("lerp_bf16", lambda x, y: torch.lerp(x, y, 0.9), recipe(*[randn(3, 4, dtype=BF16)] * 2)),
     Case("nan_to_num", lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), recipe(SPECIAL_A), exact=True),

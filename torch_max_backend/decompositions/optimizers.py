@@ -6,6 +6,7 @@ fused into one kernel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,13 +43,18 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def _in_compute_dtype(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``function`` in float32 for narrow floats, rounded once, as eager computes."""
+    """``function`` in the dtype that its tensors are promoted to, as eager computes: in float32 for narrow floats,
+    rounded once."""
 
     def wrapped(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if x.dtype not in _NARROW:
+        tensors = [each for each in (x, *args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        # A number does not widen tensors.
+        common = functools.reduce(torch.promote_types, [each.dtype for each in tensors if each.dim()] or [x.dtype])
+        wide = torch.float32 if common in _NARROW else common
+        if all(each.dtype == wide for each in tensors if each.dim()):
             return function(x, *args, **kwargs)
-        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.float(), (args, kwargs))
-        return function(x.float(), *args, **kwargs).to(x.dtype)
+        x, args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(wide), (x, args, kwargs))
+        return function(x, *args, **kwargs).to(common)
 
     return wrapped
 
