@@ -32,18 +32,17 @@ def shared_values(
         joins: whether a value's maker computes while it stores what is computed with the value.
     """
     programs = [_Program(group) for group in groups]
-    chosen: dict[Value, None] = {}
-    choice = _Choice(programs, {in_memory(value) for value in kept}, fusible, joins, chosen)
+    choice = _Choice(programs, {in_memory(value) for value in kept}, fusible, joins)
     gains = {value: choice.gain(value) for value in choice.needing}
     while gains:
         best = max(gains, key=gains.__getitem__)
         if gains[best] < 0:
             break
-        chosen[best] = None
+        choice.chosen.append(best)
         changed = {value for program in choice.needing[best] for value in program.computed}
         gains.update((value, choice.gain(value)) for value in changed & gains.keys())
         del gains[best]
-    return list(chosen)
+    return choice.chosen
 
 
 class _Program:
@@ -95,6 +94,7 @@ class _Choice:
     """What a value's being stored would save.
 
     Attributes:
+        chosen: the values that are stored.
         needing: the programs that compute a value, of those that more than one computes.
     """
 
@@ -104,13 +104,12 @@ class _Choice:
         kept: Collection[Value],
         fusible: Collection[Operation],
         joins: Callable[[Value], bool],
-        chosen: Collection[Value],
     ) -> None:
+        self.chosen: list[Value] = []
         self._programs = programs
         self._kept = kept
         self._fusible = fusible
         self._joins = joins
-        self._chosen = chosen
         needing: dict[Value, list[_Program]] = defaultdict(list)
         for program in programs:
             for value in program.computed:
@@ -120,11 +119,11 @@ class _Choice:
 
     def gain(self, value: Value) -> int:
         """The bytes that are saved if ``value`` is stored, less what they have to be."""
-        stored = {*self._chosen, value}
+        stored = {*self.chosen, value}
         users = self.needing[value]
-        operands = users[0].reads(self._chosen, value)
+        operands = users[0].reads(self.chosen, value)
         counted = [user for user in users if not user.over_rows] or users[:1]
-        saved = sum(sum(user.reads(self._chosen).values()) - sum(user.reads(stored).values()) for user in counted)
+        saved = sum(sum(user.reads(self.chosen).values()) - sum(user.reads(stored).values()) for user in counted)
         gain = saved - sum(operands.values()) - value.bytes
         maker = self._storing(value, operands, stored)
         # The convolution's own result is neither written nor read.

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_max_backend.graph.calls import add_call
+from torch_max_backend.graph.views import is_view
 from torch_max_backend.mojo_ops.functions import is_hopper
 
 aten = torch.ops.aten
@@ -66,9 +67,8 @@ def _has_parts_of_rows(node: Node, device_type: str) -> bool:
 
 def _sees_memory(user: Node) -> bool:
     """Whether this is the graph's result, an op that counts in memory, or a view that gets there."""
-    is_view = user.target is operator.getitem or getattr(user.target, "is_view", False)
     ends = user.op == "output" or user.target is aten.as_strided.default
-    return ends or (is_view and any(map(_sees_memory, user.users)))
+    return ends or (is_view(user) and any(map(_sees_memory, user.users)))
 
 
 class _Padded:
