@@ -84,22 +84,32 @@ struct Slices(Partials):
 
 @fieldwise_init
 struct Slots(Partials):
-    """Partial results of blocks that walk tiles: every `column_tiles`-th slot belongs to the same `columns` channels.
-    Slots lie as [slot][number][column], followed by the number of rows of each slot.
+    """Partial results of blocks that walk tiles: every `column_tiles`-th slot belongs to the same `columns` columns.
+    Slots lie as [slot][number][column], followed by the number of rows of each slot. The tensor is seen as rows of
+    `fold * channels` columns; where `fold` is not 1, there is one column tile.
     """
 
     comptime NAME = "slots"
     var slots: Int64
     var column_tiles: Int64
     var columns: Int64
+    var channels: Int64
+    var fold: Int64
 
     def elements(self) -> Int:
         """Returns the number of elements of all slots."""
         return Int(self.slots) * (2 * Int(self.columns) + 1)
 
     @always_inline
-    def _slot(self, channel: Int, part: Int) -> Int:
-        return self._tile(channel)[0] + part * Int(self.column_tiles)
+    def _slot(self, channel: Int, part: Int) -> Tuple[Int, Int]:
+        """A part's slot, and which of the joined rows it has."""
+        if self.fold == 1:
+            return (
+                self._tile(channel)[0] + part * Int(self.column_tiles),
+                0,
+            )
+        var found = divide(Int32(part), Int32(self.fold))
+        return (Int(found[0]), Int(found[1]))
 
     @always_inline
     def _tile(self, channel: Int) -> Tuple[Int, Int]:
@@ -111,12 +121,13 @@ struct Slots(Partials):
     def parts(self, channel: Int) -> Int:
         var after = Int32(self.slots) - Int32(self._tile(channel)[0])
         var step = Int32(self.column_tiles)
-        return Int(divide(after + step - 1, step)[0])
+        return Int(divide(after + step - 1, step)[0]) * Int(self.fold)
 
     @always_inline
     def place(self, channel: Int, part: Int) -> Int:
-        var slot = self._slot(channel, part)
-        return 2 * Int(self.columns) * slot + self._tile(channel)[1]
+        var slot, row = self._slot(channel, part)
+        var column = self._tile(channel)[1] + row * Int(self.channels)
+        return 2 * Int(self.columns) * slot + column
 
     @always_inline
     def plane(self) -> Int:
@@ -128,7 +139,7 @@ struct Slots(Partials):
     ](self, partials: Ptr[acc], channel: Int, part: Int) -> Scalar[acc]:
         return partials[
             unsafe_offset=2 * Int(self.slots) * Int(self.columns)
-            + self._slot(channel, part)
+            + self._slot(channel, part)[0]
         ]
 
     @always_inline

@@ -61,6 +61,11 @@ CASES = {
     "one row": Case(1, 1, 2, 128, 128),
     "strided": Case(4, 29, 27, 128, 256, 3, 2),
     "strided without filter": Case(4, 28, 28, 256, 512, 1, 2),
+    "an image's channels": Case(5, 37, 64, 3, 32, 3, 2),
+    "an image's channels, the mean far from zero": Case(3, 32, 40, 3, 64, 7, 2, 4.0),
+    "few channels": Case(4, 29, 48, 16, 16, 3),
+    "blocks of the narrow kernel": Case(4, 30, 56, 32, 32, 3),
+    "rows that no block divides": Case(3, 23, 29, 8, 40, 5),
 }
 
 

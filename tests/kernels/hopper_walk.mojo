@@ -33,7 +33,6 @@ from kernels.convolution.sm90.grouped import (
     problem_of_group,
     set_group_phase,
 )
-from kernels.convolution.sm90.aligned import needs_alignment, aligned_problem
 from kernels.convolution.sm90.plan import (
     Im2colAxis,
     Im2colPhase,
@@ -63,7 +62,6 @@ def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
 
 
 def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
-    _check_packing(p)
     var deep = p.is_deep()
     var phases = dgrad_phases(p) if dgrad else [fprop_phase(p)]
     for phase in phases:
@@ -239,15 +237,6 @@ def _place(halo: Halo, byte: Int32) raises -> PixelIndex:
 
 def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
     return p.output_pixels() if dgrad else p.input_pixels()
-
-
-def _check_packing(p: ConvolutionProblem) raises:
-    """A row's padding is in the copy or left to the kernel, once."""
-    if needs_alignment[DType.bfloat16](p):
-        var packed = aligned_problem[DType.bfloat16, FPROP](p)
-        var written = packed.x.shift
-        if written + packed.problem.pad_w != p.pad_w:
-            raise Error("a packed problem has another padding")
 
 
 def _check_tiles[

@@ -16,7 +16,7 @@ from torch_max_backend.fusion.dependencies import Dependencies
 from torch_max_backend.fusion.terms import in_memory, readers_of
 from torch_max_backend.mojo_ops.convolution import FAMILY, WGRAD_BIAS, Geometry, wgrad_bias_function
 from torch_max_backend.mojo_ops.functions import require_function
-from torch_max_backend.mojo_ops.fused_convolution import reads_in_place
+from torch_max_backend.mojo_ops.fused_convolution import makes_in_place
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Call, Operand, Operation, Reduction, Reshape, Result, Value
 
@@ -64,7 +64,12 @@ def _weight_gradients(total: Reduction) -> Iterator[Call]:
         if x.shape is None or dy.shape is None or in_memory(dy) is not in_memory(source):
             continue
         same = dy.shape[4] == source.shape[1] and dy.size == source.size
-        if same and reads_in_place(dy.dtype, reader.facts, x.shape, dy.shape) and not depends.waits([x], total):
+        if (
+            same
+            and x.shape[1] == 1
+            and makes_in_place(dy.dtype, reader.facts, dy.shape)
+            and not depends.waits([x], total)
+        ):
             yield reader
 
 

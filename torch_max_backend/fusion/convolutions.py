@@ -24,7 +24,7 @@ from torch_max_backend.fusion.program import (
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper
-from torch_max_backend.mojo_ops.fused_convolution import NARROW, FusedKernel, FusedPass, phases_in_store
+from torch_max_backend.mojo_ops.fused_convolution import FusedKernel, FusedPass, narrow_columns, phases_in_store
 from torch_max_backend.typed_graph.operations import Call, Value, Word, words_of
 
 _LARGE_BYTES = 4 * 2**20
@@ -224,8 +224,9 @@ def _together(leaf: Leaf, group: Group, loops: LoopNest, device: DeviceRef) -> F
 def _hopper_kernel(value: Value, call: Call) -> FusedKernel:
     """The kernel that makes the convolution's result ``value``, which ``is_suitable``."""
     most_phases = _phases_in_store(value)
-    assert value.shape is not None and most_phases is not None
-    narrow = NARROW if value.shape[4] <= NARROW else 0
+    _, geometry = _convolution(value)
+    assert most_phases is not None
+    narrow = narrow_columns(_pass_of(call), geometry, *_shapes(call))
     return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, most_phases)
 
 

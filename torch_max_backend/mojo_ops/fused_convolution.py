@@ -30,6 +30,10 @@ _MAX_PHASES = (1, 8, 16)
 kernels/convolution/sm90/gemm.mojo."""
 _ROW_BYTES = 16
 """Rows of channels of a multiple of this are read as they lie in memory."""
+_STAGE = 64
+"""Reduction elements of a pipeline stage."""
+_FEW_IN_BLOCK = 32
+"""As kernels/convolution/sm90/dispatch.mojo has it."""
 
 _PASSES: dict[FusedPass, str] = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
 """As kernels/convolution/passes.mojo names them."""
@@ -130,16 +134,16 @@ def shapes(named: Mapping[str, Any]) -> list[list[int]]:
 
 
 @beartype
-def reads_in_place(dtype: DType, geometry: Geometry, *activations: Sequence[int]) -> bool:
-    """Whether Hopper's implicit matrix products read and write the activations as they lie: of 16 bits, one group, two
-    axes, and rows of channels that are whole numbers of 16 bytes.
+def makes_in_place(dtype: DType, geometry: Geometry, result: Sequence[int]) -> bool:
+    """Whether Hopper's implicit matrix products write a result, or read a gradient, as it lies: of 16 bits, one group,
+    two axes, and rows of channels that are whole numbers of 16 bytes. What else they read they may copy first.
 
     Args:
         dtype: of all tensors.
         geometry: of the convolution.
-        activations: shapes of x and y, of rank 5.
+        result: the shape of the activation, of rank 5.
     """
-    whole = all(shape[1] == 1 and shape[4] * dtype.size_in_bytes % _ROW_BYTES == 0 for shape in activations)
+    whole = result[1] == 1 and result[4] * dtype.size_in_bytes % _ROW_BYTES == 0
     return dtype in NARROW_FLOATS and geometry.groups == 1 and whole
 
 
@@ -163,11 +167,43 @@ def phases_in_store(
         w: of the filter.
 
     Returns:
-        None where no such kernel takes the convolution: it has groups, three axes, 32 or 64 bits, rows of channels that
-        begin at odd addresses, or larger strides.
+        None where no such kernel takes the convolution: it has groups, three axes, 32 or 64 bits, a result whose rows
+        of channels begin at odd addresses, or larger strides, or another kernel is much faster.
     """
-    if w[1] != 1 or not reads_in_place(dtype, geometry, result, a):
+    if w[1] != 1 or a[1] != 1 or not makes_in_place(dtype, geometry, result):
         return None
     # A forward pass has one phase; with strides that are larger still it is rare.
     most = next((most for most in _MAX_PHASES if geometry.phases <= most), None)
-    return _MAX_PHASES[0] if which == "conv_fprop" and most is not None else most
+    if which == "conv_fprop":
+        return None if most is None else _MAX_PHASES[0]
+    if not makes_in_place(dtype, geometry, a):
+        return None
+    return None if _is_exchanged_with_few(geometry, result, a, w) else most
+
+
+def _is_exchanged_with_few(geometry: Geometry, dx: Sequence[int], dy: Sequence[int], w: Sequence[int]) -> bool:
+    """As in kernels/convolution/sm90/dispatch.mojo."""
+    axes = zip(geometry.padding, geometry.dilation, w[1:4], strict=True)
+    can_exchange = max(geometry.stride) == 1 and all(pad <= (taps - 1) * step for pad, step, taps in axes)
+    folds = _folds(w[3], dy[4])
+    makes_blocks = dx[4] < _FEW_IN_BLOCK and dx[3] % 2 == 0
+    return w[3] > 1 and geometry.dilation[2] == 1 and can_exchange and (folds or makes_blocks)
+
+
+@beartype
+def narrow_columns(
+    which: FusedPass, geometry: Geometry, result: Sequence[int], a: Sequence[int], w: Sequence[int]
+) -> int:
+    """The entries' parameter ``narrow`` for a convolution that ``phases_in_store`` has: ``NARROW`` or 0.
+
+    Arguments are as there. An image's few channels are taken in blocks of pixels, which fill the wide tile
+    (kernels/convolution/sm90/aligned.mojo).
+    """
+    folds = which == "conv_fprop" and geometry.dilation[2] == 1 and w[3] > 1 and _folds(w[3], a[4])
+    return NARROW if result[4] <= NARROW and not folds else 0
+
+
+def _folds(taps: int, channels: int) -> bool:
+    """Whether a row of taps is taken as channels (kernels/convolution/sm90/aligned.mojo)."""
+    stages = 2 if 4 * channels <= _STAGE else 1
+    return taps * channels <= stages * _STAGE and 2 * channels <= _STAGE

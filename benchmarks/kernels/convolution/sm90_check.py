@@ -50,13 +50,16 @@ TILE_SHAPES = {"bfloat16": range(6), "float16": range(6), "float32": (0, 2, 3)}
 WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (128, 128), (128, 64))
 SPLIT_STEPS = {1}
 """Wgrad shapes whose consumers sum the same tile."""
-Tuning = tuple[int, int, int, int, int]
-"""Tile shape, splits, blocks that join, rows and columns of tiles whose blocks share copies: `WgradChoice`'s fields."""
-AUTOMATIC: Tuning = (-1, -1, 0, 1, 1)
+Tuning = tuple[int, int, int, int, int, int, int, int]
+"""Tile shape, splits, blocks that join, rows and columns of tiles whose blocks share copies: `WgradChoice`'s fields.
+Then those of `Recast` (kernels/convolution/sm90/aligned.mojo)."""
+AUTOMATIC: Tuning = (-1, -1, 0, 1, 1, 0, 0, 0)
+BLOCKS = range(1, 9)
+"""Result pixels that are taken as one."""
+ROW_BYTES = 128
+"""Of a pipeline stage, and so of a folded row of taps."""
 SHARES = ((1, 2), (2, 1), (2, 2))
 WORKSPACE_LIMIT = 2**30
-FEW_CHANNELS, MIN_DEPTH = 4, 12
-"""As kernels/convolution/sm90/dispatch.mojo has them."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +103,8 @@ class Problem:
         return Geometry(stride, padding, dilation, 1, WORKSPACE_LIMIT, allow_tf32=True)
 
     def is_taken(self, passing: str, dtype: str) -> bool:
-        """Whether the kernels take the pass; of float32, as kernels/convolution/sm90/dispatch.mojo says."""
-        if passing == BIAS and (self.c % 8 or self.k % 8):
-            return False
-        if dtype != "float32":
-            return True
-        c, k = 4 * math.ceil(self.c / 4), 4 * math.ceil(self.k / 4)
-        if passing == "fprop":
-            folded = c != self.c and self.dilation == 1 and self.s * c <= 32
-            return (self.s * c if folded else c) >= MIN_DEPTH
-        return passing == "dgrad" and self.c > FEW_CHANNELS and k >= MIN_DEPTH
+        """Whether the kernels take the pass."""
+        return dtype != "float32" or passing in ("fprop", "dgrad")
 
     def tensors(self, dtype: torch.dtype, integers: bool) -> dict[str, torch.Tensor]:
         """x, w and y in the kernels' layouts, the middle extents of depth 1 included."""
@@ -207,10 +202,35 @@ def capacity(cluster: int, processors: int) -> int:
 
 
 def tunings(passing: str, problem: Problem, processors: int, dtype: str = "bfloat16") -> list[Tuning]:
-    """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share."""
+    """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share. Then
+    each of `recasts`, in the tile shape that is chosen."""
+    ways = [(-2, 0, 0, 1, 1, *way) for way in recasts(passing, problem, dtype)]
     if not passing.startswith("wgrad"):
-        return [(shape, 0, 0, 1, 1) for shape in TILE_SHAPES[dtype]]
-    result: set[Tuning] = set()
+        return [*((shape, 0, 0, 1, 1, 0, 0, 0) for shape in TILE_SHAPES[dtype]), *ways]
+    return [*((*each, 0, 0, 0) for each in _wgrad_tunings(passing, problem, processors)), *ways]
+
+
+def recasts(passing: str, problem: Problem, dtype: str) -> list[tuple[int, int, int]]:
+    """Every way in which few channels are taken as more, of `Recast`."""
+    found = []
+    exchanges = passing in ("dgrad", "wgrad") and problem.stride == 1
+    exchanges &= problem.padding <= problem.dilation * (min(problem.r, problem.s) - 1)
+    vector = ROW_BYTES // 8 // (4 if dtype == "float32" else 2)
+    for exchanged in (0, 1) if exchanges else (0,):
+        c, q = (problem.k, problem.w) if exchanged else (problem.c, problem.q)
+        if problem.dilation > 1 or (passing == "dgrad" and not exchanged):
+            continue
+        for block, folds in itertools.product(BLOCKS, (0, 1)):
+            row = (block - 1) * problem.stride + problem.s
+            folded = 4 if c <= 4 and 4 * block * problem.stride % vector == 0 else vector * math.ceil(c / vector)
+            fits = row * folded <= 16 * vector if folds else block * problem.stride <= 8
+            if q % block == 0 and fits:
+                found.append((block, folds, exchanged))
+    return found
+
+
+def _wgrad_tunings(passing: str, problem: Problem, processors: int) -> list[tuple[int, int, int, int, int]]:
+    result: set[tuple[int, int, int, int, int]] = set()
     for shape, (rows, columns) in enumerate(WGRAD_TILES):
         panels = problem.r * problem.s * math.ceil(problem.c / 64)
         across, along = math.ceil(problem.k / rows), math.ceil(panels / (columns // 64))
@@ -257,7 +277,7 @@ def check(calls: Calls, passing: str, dtype: str, problem: Problem, chosen: list
     return wrong
 
 
-def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool) -> dict[str, Any]:
+def measure(ours: Calls, passing: str, dtype: str, problem: Problem, swept: list[Tuning]) -> dict[str, Any]:
     device = torch.device("cuda", 0)
     first = problem.tensors(getattr(torch, dtype), integers=False)
     size = sum(first[name].nbytes for name in OPERANDS[passing])
@@ -266,22 +286,19 @@ def measure(ours: Calls, passing: str, dtype: str, problem: Problem, sweep: bool
     calls: dict[str, list[Callable[[], Any]]] = {
         "cudnn": [partial(reference, passing, problem, tensors) for tensors in sets]
     }
-    chosen = [AUTOMATIC]
-    if sweep:
-        chosen += tunings(passing, problem, torch.cuda.get_device_properties(0).multi_processor_count, dtype)
-    for tuning in chosen:
+    for tuning in (AUTOMATIC, *swept):
         name = ",".join(map(str, tuning))
         calls[name] = [ours.bind(passing, problem, tensors, tuning) for tensors in sets]
-    times = {name: each.median * 1e3 for name, each in interleaved(calls, 12 if sweep else 20, device).items()}
+    times = {name: each.median * 1e3 for name, each in interleaved(calls, 12 if swept else 20, device).items()}
     cudnn, own = times.pop("cudnn"), times.pop(",".join(map(str, AUTOMATIC)))
     row = {"pass": passing, "dtype": dtype, "problem": problem.name, "cudnn_ms": cudnn, "ours_ms": own}
-    if sweep:
+    if swept:
         row["tunings_ms"] = times
     rate = problem.flops / 1e9
     print(
         f"{passing} {dtype} {problem.name:24} cudnn {cudnn:.4f} ms {rate / cudnn:4.0f} TFLOP/s  "
         f"ours {own:.4f} ms {rate / own:4.0f} TFLOP/s  ratio {own / cudnn:.3f}"
-        + (f"  best {min(times, key=times.__getitem__)} {min(times.values()):.4f}" if sweep else ""),
+        + (f"  best {min(times, key=times.__getitem__)} {min(times.values()):.4f}" if swept else ""),
         flush=True,
     )
     return row
@@ -299,6 +316,8 @@ def main() -> int:
     parser.add_argument("--problems", default="", help="regular expression that a timed problem's name must match")
     parser.add_argument("--compile-only", action="store_true", help="for a Hopper GPU that need not be there")
     parser.add_argument("--sweep", action="store_true", help="time every tile shape and split count")
+    parser.add_argument("--recasts", action="store_true", help="time every way to take few channels as more")
+    parser.add_argument("--suite", default="sm90", help="of problems.json, what is timed")
     parser.add_argument("--dispatched", action="store_true", help="the product's ops, not the forced Hopper ones")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-time", action="store_true")
@@ -335,12 +354,18 @@ def main() -> int:
 
     rows = []
     if not args.no_time:
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
         for dtype in dtypes:
             for passing in passes:
-                for problem in read("sm90", args.problems):
+                for problem in read(args.suite, args.problems):
                     if not problem.is_taken(passing, dtype) and not args.dispatched:
                         continue
-                    rows.append(measure(calls, passing, dtype, problem, args.sweep))
+                    swept = []
+                    if args.recasts:
+                        swept = [(-2, 0, 0, 1, 1, *way) for way in recasts(passing, problem, dtype)]
+                    elif args.sweep:
+                        swept = tunings(passing, problem, processors, dtype)
+                    rows.append(measure(calls, passing, dtype, problem, swept))
                 mine = [
                     row["ours_ms"] / row["cudnn_ms"] for row in rows if (row["pass"], row["dtype"]) == (passing, dtype)
                 ]

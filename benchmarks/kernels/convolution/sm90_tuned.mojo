@@ -1,7 +1,8 @@
 """Hopper's matrix products with no kernel behind them, and with a given tile: for measurements and tests.
 
 Behind its other operands a call has the five fields of `WgradChoice`; fprop and dgrad look at the first, the tile shape's
-index, alone. A first number of -1 leaves the choice to the table.
+index, alone. Then come the fields of `Recast`, a block of 0 for the table's. A first number of -1 leaves all to the table,
+of -2 the tile shape.
 """
 
 from kernels.common.library import Arguments
@@ -10,8 +11,10 @@ from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.operands import ConvolutionOperands
 from kernels.convolution.passes import DGRAD, FPROP, ONE_GROUP, WGRAD
 from kernels.convolution.sm90.dispatch import SM90_KERNELS
-from kernels.convolution.sm90.gemm import Gemm, compiles_for, run, run_wgrad
-from kernels.convolution.sm90.tensor_map import SourceView
+from kernels.convolution.problem import ConvolutionProblem
+from kernels.convolution.sm90.aligned import Recast, recast_of
+from kernels.convolution.sm90.gemm import compiles_for, gemm_refusal
+from kernels.convolution.sm90.gemm import run, run_wgrad
 from kernels.convolution.sm90.wgrad_plan import WgradChoice
 from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
@@ -29,12 +32,23 @@ def _choice(words: IndexList[5]) -> Optional[WgradChoice]:
     )
 
 
+def _recast[
+    dtype: DType, pass_: Int
+](
+    problem: ConvolutionProblem, ways: IndexList[3], may_exchange: Bool = True
+) -> Recast:
+    if ways[0] > 0:
+        return Recast(ways[0], ways[1] == 1, ways[2] == 1)
+    return recast_of[dtype, pass_](problem, may_exchange)
+
+
 def conv_tuned[
     target: StaticString, dtype: DType, pass_: Int
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The pass of that number in passes.mojo."""
     var given = ConvolutionOperands[dtype, pass_](arguments)
     var words = arguments.take_words[5]()
+    var ways = arguments.take_words[3]()
     comptime if not compiles_for[dtype, pass_]():
         raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
     else:
@@ -43,16 +57,15 @@ def conv_tuned[
             given.result.data, given.a.data, given.b.data, NO_EPILOGUE
         )
         var tuning = _choice(words)
-        if not tuning and SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
+        if words[0] == -1 and SM90_KERNELS.launch[dtype, pass_, ONE_GROUP](
             ctx, tensors, problem
         ):
             return
-        var reason = Gemm.refusal[dtype, pass_](tensors, problem)
-        if reason or not tuning:
-            raise Error(
-                t"Hopper convolution: {reason.or_else('others are faster')}"
-            )
-        run[dtype, pass_](ctx, tensors, problem, tuning)
+        var recast = _recast[dtype, pass_](problem, ways)
+        var reason = gemm_refusal[dtype, pass_](problem, recast)
+        if reason:
+            raise Error(t"Hopper convolution: {reason.value()}")
+        run[dtype, pass_](ctx, tensors, problem, recast, tuning)
 
 
 def conv_tuned_bias[
@@ -62,6 +75,7 @@ def conv_tuned_bias[
     """
     var given = ConvolutionOperands[dtype, WGRAD](arguments)
     var tuning = _choice(arguments.take_words[5]())
+    var ways = arguments.take_words[3]()
     comptime if not compiles_for[dtype, WGRAD]():
         raise Error(t"Hopper convolution: no kernel for {dtype} and this GPU")
     else:
@@ -73,7 +87,7 @@ def conv_tuned_bias[
             ctx,
             tensors,
             given.problem,
-            SourceView.dense(given.problem),
-            tuning,
+            _recast[dtype, WGRAD](given.problem, ways, False),
             dw.unsafe_offset(given.problem.w_size()),
+            tuning,
         )

@@ -1,135 +1,39 @@
-"""Channel counts that 16-byte rows cannot hold: the operands are copied into padded or folded layouts first.
+"""Problems whose channels do not fill the tiles and 16-byte rows of the matrix products, as ones whose channels do.
 
-Padding fills the channels up to a multiple of 8, of 4 in float32. For an image's few channels that would waste most of
-each pipeline stage, so fprop and wgrad fold one row of filter taps into the channels: with C padded to 4 or 8 and the
-width's padding written out, the S taps of a filter row are S * C contiguous elements, and the next window begins
-`stride` pixels later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of
-R x 1 taps.
+Three ways, alone or together:
+
+- **Padding** fills channels up to a multiple of 8, of 4 in float32.
+- **Folding** takes one row of filter taps as channels, in fprop and wgrad: with C padded to 4 or 8 and the width's padding
+  written out, the S taps of a filter row are S * C contiguous elements, and the next window begins `stride` pixels
+  later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
+- **Blocks** of B neighbouring result pixels of a row are one pixel with B * K filters, whose windows are those of all B:
+  (B - 1) * stride + S taps, each filter in its place between zeros. Memory holds the result in this order already.
+  Rows of the products, each of which the copy engine brings for every tap, are B times fewer. wgrad makes the
+  gradients of all B filters, in float32, and adds them up.
 """
 
 from std.math import ceildiv
 from std.sys import size_of
 
-from max.gpu import block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceBuffer, DeviceContext
-
-from ...common.gpu import vector_alignment
-from ...common.library import scratch
-from ...common.pointer import Ptr
-from ..passes import DGRAD, FPROP
+from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import ConvolutionProblem
-from .plan import stage_length
+from .copies import AS_GIVEN, AlignedTensor, Extents3, Placement
+from .exchanged import can_exchange, exchanged, exchanged_pass
+from .plan import fprop_phase, stage_length
 from .tensor_map import SourceView
 
-comptime _THREADS = 256
+comptime MAX_TRAVERSAL_STRIDE = 8
+"""Most pixels that the copy engine steps over along an axis."""
 
 
-@fieldwise_init
-struct Extents3(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Extents of a dense tensor of three axes."""
-
-    var a: Int
-    var b: Int
-    var d: Int
-
-    def size(self) -> Int:
-        return self.a * self.b * self.d
-
-    def differs(self, other: Self) -> Bool:
-        return self.a != other.a or self.b != other.b or self.d != other.d
-
-
-@__name(t"conv_copy_aligned_{dtype}_{index}_w{width}")
-def _copy_aligned_kernel[
-    dtype: DType, index: DType, width: Int
-](
-    target: Ptr[dtype],
-    source: Ptr[dtype],
-    target_size: Scalar[index],
-    target_b: Scalar[index],
-    target_d: Scalar[index],
-    source_a: Scalar[index],
-    source_b: Scalar[index],
-    source_d: Scalar[index],
-    shift_b: Scalar[index],
-):
-    """Makes target[a, b, d] = source[a, b - shift_b, d], zero outside the source.
-    """
-    var thread = Scalar[index](block_idx.x) * _THREADS + Scalar[index](
-        thread_idx.x
-    )
-    var at = thread * Scalar[index](width)
-    if at >= target_size:
-        return
-    var line = at // target_d
-    var d = at - line * target_d
-    var a = line // target_b
-    var b = line - a * target_b
-    var value = SIMD[dtype, width](0)
-    if a < source_a and b >= shift_b and b - shift_b < source_b:
-        var offset = (a * source_b + b - shift_b) * source_d + d
-        comptime for i in range(width):
-            if d + Scalar[index](i) < source_d:
-                value[i] = source.unsafe_load(Int(offset) + i)
-    comptime bytes = vector_alignment[dtype, width]
-    target.unsafe_store[alignment=bytes](Int(at), value)
-
-
-def _copy_aligned[
-    dtype: DType, index: DType, width: Int
-](
-    target: Ptr[dtype],
-    to: Extents3,
-    source: Ptr[dtype],
-    given: Extents3,
-    shift_b: Int,
-    ctx: DeviceContext,
-) raises:
-    comptime kernel = _copy_aligned_kernel[dtype, index, width]
-    ctx.enqueue_function[kernel](
-        target,
-        source,
-        Scalar[index](to.size()),
-        Scalar[index](to.b),
-        Scalar[index](to.d),
-        Scalar[index](given.a),
-        Scalar[index](given.b),
-        Scalar[index](given.d),
-        Scalar[index](shift_b),
-        grid_dim=(ceildiv(to.size(), width * _THREADS),),
-        block_dim=(_THREADS,),
-    )
-
-
-def copy_aligned[
-    dtype: DType
-](
-    target: Ptr[dtype],
-    to: Extents3,
-    source: Ptr[dtype],
-    given: Extents3,
-    shift_b: Int,
-    ctx: DeviceContext,
-) raises:
-    """Copies the elements that both extents have, `shift_b` further on along the middle axis; the rest of the target
-    gets zeros."""
-    # Unsigned 32-bit divisions cost a fraction of 64-bit ones.
-    if max(to.size(), given.size()) >= 1 << 31:
-        _copy_aligned[dtype, DType.uint64, 1](
-            target, to, source, given, shift_b, ctx
-        )
-    elif to.d % 8 == 0:
-        _copy_aligned[dtype, DType.uint32, 8](
-            target, to, source, given, shift_b, ctx
-        )
-    elif to.d % 4 == 0:
-        _copy_aligned[dtype, DType.uint32, 4](
-            target, to, source, given, shift_b, ctx
-        )
-    else:
-        _copy_aligned[dtype, DType.uint32, 1](
-            target, to, source, given, shift_b, ctx
-        )
+comptime _MOST_FOLDED = 4
+"""Pixels of a block whose row of taps is folded."""
+comptime _MOST_COLUMNS = 128
+"""Of a block that is not folded: the wider tiles are slower by what they save."""
+comptime _MOST_TAPS = 64
+"""Of a row of a block: far less than the copy engine's offsets reach."""
+comptime _FULL = 64
+"""Columns of the least tile in fprop, of a panel in wgrad."""
 
 
 def _up(value: Int, to: Int) -> Int:
@@ -137,20 +41,17 @@ def _up(value: Int, to: Int) -> Int:
 
 
 @fieldwise_init
-struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Relation of a tensor that the kernels read or write to the user's."""
+struct Recast(Equatable, ImplicitlyCopyable):
+    """The ways beside padding in which a problem is taken as another one."""
 
-    var extents: Extents3
-    var given: Extents3
-    """Extents of the user's tensor."""
-    var shift: Int
-    """Shift of the elements along the middle axis."""
+    var block: Int
+    """B, 1 for none."""
+    var folds: Bool
+    var exchanges: Bool
+    """Whether the problem is the one of exchanged.mojo first."""
 
-    def is_made(self) -> Bool:
-        return self.extents.differs(self.given) or self.shift != 0
 
-    def elements(self) -> Int:
-        return self.extents.size() if self.is_made() else 0
+comptime AS_IT_IS = Recast(1, False, False)
 
 
 @fieldwise_init
@@ -158,8 +59,8 @@ struct AlignedProblem(ImplicitlyCopyable):
     """The problem that the kernels run instead, and its tensors."""
 
     var problem: ConvolutionProblem
-    var element: Int
-    """Bytes of an element."""
+    var block: Int
+    """Result pixels of the user's problem that are one of this one's."""
     var view: SourceView
     """View through which x, or its copy, is read."""
     var x: AlignedTensor
@@ -179,119 +80,237 @@ struct AlignedProblem(ImplicitlyCopyable):
 
     def bytes(self) -> Int:
         """Returns the bytes of scratch memory for the copies."""
-        return self.element * (
-            self.x.elements() + self.w.elements() + self.y.elements()
-        )
+        return self.x.bytes() + self.w.bytes() + self.y.bytes()
 
 
-def needs_alignment[dtype: DType](p: ConvolutionProblem) -> Bool:
+def _folded[dtype: DType](p: ConvolutionProblem, block: Int) -> Int:
+    """Returns the channels of a pixel whose row of taps is folded: windows must begin at multiples of 16 bytes.
+    """
     comptime vector = 16 // size_of[dtype]()
-    return p.c % vector != 0 or p.k % vector != 0
+    var few = p.c <= 4 and 4 * block * p.stride_w % vector == 0
+    return 4 if few else _up(p.c, vector)
+
+
+def _window(p: ConvolutionProblem, block: Int) -> Int:
+    """Returns the taps of a row of filters for a block of pixels."""
+    return (block - 1) * p.stride_w + p.s
+
+
+def depth_of[dtype: DType](p: ConvolutionProblem, recast: Recast) -> Int:
+    """Returns the channels that fprop sums a tap over, without what is zero in a block's filters.
+    """
+    if recast.folds:
+        return p.s * _folded[dtype](p, recast.block)
+    return _up(p.c, 16 // size_of[dtype]())
+
+
+def _row[dtype: DType](p: ConvolutionProblem, block: Int) -> Int:
+    """Returns the channels that a window's folded row makes."""
+    return _window(p, block) * _folded[dtype](p, block)
+
+
+def takes[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem, recast: Recast) -> Bool:
+    """Returns whether a problem can be taken so."""
+    if recast.block == 1 and not recast.folds:
+        return True
+    if pass_ == DGRAD or p.dilation_w != 1 or p.q % recast.block != 0:
+        return False
+    if _window(p, recast.block) > _MOST_TAPS:
+        return False
+    if recast.folds:
+        return _row[dtype](p, recast.block) <= 2 * stage_length[dtype]()
+    return recast.block * p.stride_w <= MAX_TRAVERSAL_STRIDE
+
+
+def _best_block[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem, most: Int, most_columns: Int, longest: Int = 0) -> Int:
+    """Returns the largest block up to `most` whose result has `most_columns` columns at most, 0 where there is none. With `longest`
+    its rows of taps are folded, to so many channels at most.
+
+    Blocks whose columns fill 16-byte rows come before others: the result needs no copy then.
+    """
+    comptime vector = 16 // size_of[dtype]()
+    var folds = longest > 0
+    for whole in range(1, -1, -1):
+        for block in range(most, 0, -1):
+            var columns = block * p.k
+            if (
+                (whole == 0 or columns % vector == 0)
+                and (columns <= most_columns or block == 1)
+                and takes[dtype, pass_](p, Recast(block, folds, False))
+                and (not folds or _row[dtype](p, block) <= longest)
+            ):
+                return block
+    return 0
+
+
+def _ways_of[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem, most_columns: Int) -> Recast:
+    """Returns how fprop and wgrad take a problem without exchanging it, as measured on an H200
+    (convolution_few_channels_h200_*.json), with `most_columns` of a result of blocks at most.
+    """
+    comptime vector = 16 // size_of[dtype]()
+    comptime stage = stage_length[dtype]()
+    if p.groups > 1:
+        return AS_IT_IS
+    var is_padded = p.c % vector != 0
+    # In one stage or, of very few channels, two.
+    for stages in range(1, 3):
+        var share = 2 * stages if p.s > 1 else 4
+        if share * p.c > stage and not is_padded:
+            break
+        var block = _best_block[dtype, pass_](
+            p, _MOST_FOLDED, most_columns, longest=stages * stage
+        )
+        # Rows of x that are as long as they are in memory need no copy.
+        var is_exact = block * p.c % (stage // 2) == 0
+        if block > 0 and (p.s > 1 or is_padded or is_exact):
+            return Recast(block, True, False)
+    if p.stride_w > 1:
+        return AS_IT_IS
+    var most = MAX_TRAVERSAL_STRIDE
+    var columns = _MOST_COLUMNS
+    if p.s == 1:
+        # Alone to spare a copy of the result.
+        if p.k % vector == 0:
+            return AS_IT_IS
+        comptime if pass_ == FPROP:
+            # As few taps more as do.
+            most = 2
+            while most * p.k % vector != 0:
+                most += 1
+            columns = 2 * _MOST_COLUMNS
+    elif (p.k if pass_ == FPROP else p.c - 1) >= _FULL:
+        # Full columns of fprop, and panels of wgrad, gain little or nothing.
+        return AS_IT_IS
+    var block = _best_block[dtype, pass_](p, most, min(most_columns, columns))
+    return Recast(max(block, 1), False, False)
+
+
+def recast_of[
+    dtype: DType, pass_: Int
+](
+    p: ConvolutionProblem,
+    may_exchange: Bool = True,
+    most_columns: Int = Int.MAX,
+) -> Recast:
+    """Returns how a problem is taken, with `most_columns` of a result of blocks at most.
+    """
+    var recast = AS_IT_IS
+    comptime if pass_ != DGRAD:
+        recast = _ways_of[dtype, pass_](p, most_columns)
+    comptime if pass_ != FPROP:
+        if may_exchange and can_exchange(p) and p.s > 1:
+            var other = _ways_of[dtype, exchanged_pass[pass_]()](
+                exchanged(p), most_columns
+            )
+            comptime if pass_ == DGRAD:
+                other.exchanges = other != AS_IT_IS
+            else:
+                # Few filters leave most of each tile empty.
+                var half = p.k <= _FULL and p.c > _FULL
+                other.exchanges = p.k < p.c and (other.folds or half)
+            if other.exchanges:
+                recast = other
+    return recast if _suits[dtype, pass_](p, recast) else AS_IT_IS
+
+
+def _suits[
+    dtype: DType, pass_: Int
+](p: ConvolutionProblem, recast: Recast) -> Bool:
+    """Returns whether there is memory for the copies, and the copy engine takes the geometry.
+    """
+    comptime if pass_ != FPROP:
+        if recast.exchanges:
+            var other = exchanged(p)
+            other.workspace_limit -= filter_bytes[dtype](p)
+            return _suits[dtype, exchanged_pass[pass_]()](
+                other, Recast(recast.block, recast.folds, False)
+            )
+    var aligned = aligned_problem[dtype, pass_](p, recast)
+    var phase = fprop_phase(aligned.problem)
+    return aligned.bytes() <= p.workspace_limit and phase.fits_copy_engine(
+        p.is_deep()
+    )
+
+
+def filter_bytes[dtype: DType](p: ConvolutionProblem) -> Int:
+    return p.w_size() * size_of[dtype]()
 
 
 def aligned_problem[
     dtype: DType, pass_: Int
-](p: ConvolutionProblem) -> AlignedProblem:
+](p: ConvolutionProblem, recast: Recast) -> AlignedProblem:
+    """Returns what the kernels run for a problem that is taken so, or, where that cannot be, padded.
+    """
     comptime element = size_of[dtype]()
     comptime vector = 16 // element
-    var k = _up(p.k, vector)
+    var way = recast if takes[dtype, pass_](p, recast) else AS_IT_IS
+    var block = way.block
+    var taps = _window(p, block)
     var c = _up(p.c, vector)
+    var k = _up(block * p.k, vector)
     var inner = p
     inner.k = k
     inner.c = c
-    var pixels = p.output_pixels()
-    var y = AlignedTensor(Extents3(pixels, 1, k), Extents3(pixels, 1, p.k), 0)
-    # Windows must begin at multiples of 16 bytes.
-    var folded = 4 if p.c <= 4 and 4 * p.stride_w % vector == 0 else c
-    comptime if pass_ != DGRAD:
-        if (
-            p.c % vector != 0
-            and p.dilation_w == 1
-            and p.s * folded <= stage_length[dtype]()
-        ):
-            var taps = _up(p.s * folded, vector) // folded
-            # The last window, and rows that are a multiple of 16 bytes.
-            var width = (
-                _up(((p.q - 1) * p.stride_w + p.s) * folded, vector) // folded
-            )
-            inner.c = taps * folded
-            inner.w = p.q
-            inner.s = 1
-            inner.stride_w = 1
-            inner.pad_w = 0
-            return AlignedProblem(
-                problem=inner,
-                element=element,
-                view=SourceView.of_rows(
-                    channels=p.s * folded,
-                    pixel=p.stride_w * folded,
-                    row=width * folded,
-                    h=p.h,
-                    d=p.d,
-                ),
-                x=AlignedTensor(
-                    Extents3(p.n * p.d * p.h, width, folded),
-                    Extents3(p.n * p.d * p.h, p.w, p.c),
-                    p.pad_w,
-                ),
-                w=AlignedTensor(
-                    Extents3(k * p.t * p.r, taps, folded),
-                    Extents3(p.k * p.t * p.r, p.s, p.c),
-                    0,
-                ),
-                y=y,
-            )
+    inner.q = p.q // block
+    inner.s = taps
+    inner.stride_w = p.stride_w * block
+    var x = AlignedTensor(
+        Extents3(p.input_pixels(), 1, c),
+        Extents3(p.input_pixels(), 1, p.c),
+        AS_GIVEN,
+        element,
+    )
+    var view = SourceView.dense(inner)
+    if way.folds:
+        c = _folded[dtype](p, block)
+        # Whole stages, in fprop also halves: to fill the rest of one with zeros takes the copy engine two to four times as long. A
+        # window's row goes on over pixels behind it instead, with zeros in the filter.
+        comptime whole = stage_length[dtype]() // (2 if pass_ == FPROP else 1)
+        taps = _up(taps * c, whole) // c
+        # Up to the end of the last window, in rows that are a multiple of 16 bytes.
+        var width = (
+            _up(((inner.q - 1) * inner.stride_w + taps) * c, vector) // c
+        )
+        view = SourceView.of_rows(
+            channels=taps * c,
+            pixel=inner.stride_w * c,
+            row=width * c,
+            h=p.h,
+            d=p.d,
+        )
+        x = AlignedTensor(
+            Extents3(p.n * p.d * p.h, width, c),
+            Extents3(p.n * p.d * p.h, p.w, p.c),
+            Placement(1, p.pad_w, 0),
+            element,
+        )
+        inner.c = taps * c
+        inner.w = inner.q
+        inner.s = 1
+        inner.stride_w = 1
+        inner.pad_w = 0
+    var planes = p.t * p.r
     return AlignedProblem(
         problem=inner,
-        element=element,
-        view=SourceView.dense(inner),
-        x=AlignedTensor(
-            Extents3(p.input_pixels(), 1, c),
-            Extents3(p.input_pixels(), 1, p.c),
-            0,
-        ),
+        block=block,
+        view=view,
+        x=x,
         w=AlignedTensor(
-            Extents3(k, p.taps(), c), Extents3(p.k, p.taps(), p.c), 0
+            Extents3(k * planes, taps, c),
+            Extents3(p.k * planes, p.s, p.c),
+            Placement(block, 0, p.stride_w),
+            4 if pass_ == WGRAD and block > 1 else element,
         ),
-        y=y,
+        y=AlignedTensor(
+            Extents3(inner.output_pixels(), 1, k),
+            Extents3(inner.output_pixels(), 1, block * p.k),
+            AS_GIVEN,
+            element,
+        ),
     )
-
-
-struct AlignedCopies[dtype: DType]:
-    """The copies of one launch; kept until everything that uses them is enqueued.
-    """
-
-    var buffers: List[DeviceBuffer[Self.dtype]]
-
-    def __init__(out self):
-        self.buffers = List[DeviceBuffer[Self.dtype]]()
-
-    def place(
-        mut self,
-        given: Ptr[Self.dtype],
-        copied: Bool,
-        extents: Extents3,
-        ctx: DeviceContext,
-    ) raises -> Ptr[Self.dtype]:
-        """Returns the user's tensor, or new memory for its copy."""
-        if not copied:
-            return given
-        var buffer = scratch[Self.dtype](ctx, extents.size())
-        var pointer = Ptr[Self.dtype](
-            unsafe_from_address=Int(buffer.unsafe_ptr())
-        )
-        self.buffers.append(buffer^)
-        return pointer
-
-    def operand(
-        mut self,
-        given: Ptr[Self.dtype],
-        copy: AlignedTensor,
-        ctx: DeviceContext,
-    ) raises -> Ptr[Self.dtype]:
-        var place = self.place(given, copy.is_made(), copy.extents, ctx)
-        if copy.is_made():
-            copy_aligned[Self.dtype](
-                place, copy.extents, given, copy.given, copy.shift, ctx
-            )
-        return place

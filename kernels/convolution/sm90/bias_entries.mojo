@@ -12,10 +12,9 @@ from ..kernel import ConvolutionTensors
 from ..operands import ConvolutionNumbers, problem_of
 from ..passes import ONE_GROUP, WGRAD
 from ..rewrite import rewritten
-from .aligned import needs_alignment
+from .aligned import recast_of
 from .dispatch import SM90_KERNELS
 from .gemm import Gemm, compiles_for, run_wgrad
-from .tensor_map import SourceView
 
 comptime _THREADS = 64
 
@@ -53,13 +52,12 @@ def conv_wgrad_bias[
         var tensors = ConvolutionTensors(dw.data, x.data, dy.data, NO_EPILOGUE)
         if SM90_KERNELS.chooses[Gemm, dtype, WGRAD, ONE_GROUP](
             tensors, problem
-        ) and not needs_alignment[dtype](problem):
+        ):
             run_wgrad[dtype, True](
                 ctx,
                 tensors,
                 problem,
-                SourceView.dense(problem),
-                None,
+                recast_of[dtype, WGRAD](problem, may_exchange=False),
                 db.data,
             )
             return

@@ -19,15 +19,23 @@ comptime _LINES = 8
 @__name(t"conv_filter_order_{dtype}")
 def _filter_order_kernel[
     dtype: DType
-](target: Ptr[dtype], source: Ptr[dtype], k: Int32, taps: Int32, c: Int32):
-    """Writes target [C, taps, K] of source [K, taps, C]; one square of one tap for each block.
-    """
+](
+    target: Ptr[dtype],
+    source: Ptr[dtype],
+    k: Int32,
+    taps: Int32,
+    c: Int32,
+    reverses: Int32,
+):
+    """Writes target [C, taps, K] of source [K, taps, C], with `reverses` the taps from the last to the first; one square of one
+    tap for each block."""
     # One more column, so that neither way meets a bank twice.
     var square = stack_allocation[
         _SIDE * (_SIDE + 1), Scalar[dtype], address_space=AddressSpace.SHARED
     ]()
     var line, tile_c = divide(Int32(block_idx.x), ceildiv(c, Int32(_SIDE)))
     var tile_k, tap = divide(line, taps)
+    var target_tap = taps - 1 - tap if reverses != 0 else tap
     var first_c = tile_c * _SIDE
     var first_k = tile_k * _SIDE
     var across, down = (
@@ -47,7 +55,7 @@ def _filter_order_kernel[
         var row = down + Int32(i)
         if first_c + row < c and first_k + across < k:
             target[
-                unsafe_offset=(Int(first_c + row) * Int(taps) + Int(tap))
+                unsafe_offset=(Int(first_c + row) * Int(taps) + Int(target_tap))
                 * Int(k)
                 + Int(first_k + across)
             ] = square[unsafe_offset=Int(across * (_SIDE + 1) + row)]
@@ -61,8 +69,10 @@ def exchange_channels[
     w: Ptr[dtype],
     problem: ConvolutionProblem,
     ctx: DeviceContext,
+    reverses: Bool = False,
 ) raises:
-    """Writes w [K, R, S, C] as [C, R, S, K]."""
+    """Writes w [K, R, S, C] as [C, R, S, K]; with `reverses` the last tap of each axis comes first.
+    """
     var p = problem
     ctx.enqueue_function[_filter_order_kernel[dtype]](
         target,
@@ -70,6 +80,7 @@ def exchange_channels[
         Int32(p.k),
         Int32(p.taps()),
         Int32(p.c),
+        Int32(reverses),
         grid_dim=(ceildiv(p.c, _SIDE) * ceildiv(p.k, _SIDE) * p.taps(),),
         block_dim=(_SIDE * _LINES,),
     )

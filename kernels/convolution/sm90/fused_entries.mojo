@@ -24,10 +24,12 @@ from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
 from ..passes import MOMENTS, NO_SUMS, PRODUCTS
 from .column_sums import Factor
+from .aligned import AS_IT_IS
 from .dispatch import runs_fused
 from .epilogue import apply_epilogue
 from .gemm import (
     compiles_fused,
+    fused_recast,
     run_fused,
     slots_of_sums,
     sums_are_worth_it,
@@ -71,12 +73,22 @@ def conv_pointwise_sums[
     var shape = call.convolution.result
     var c = shape[4]
     var rows = shape.flattened_length() // c
+    var is_fused = False
+    comptime if compiles_fused[dtype, pass_]():
+        is_fused = call.is_aligned() and runs_fused[dtype, pass_, max_phases](
+            ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
+        )
+    var recast = fused_recast[dtype, pass_, narrow, sums](
+        problem
+    ) if is_fused else AS_IT_IS
+    # What the kernel takes for a row of the result.
+    var columns = c * recast.block
     var x = Ptr[dtype](unsafe_from_address=call.beside[0])
     var mean = Ptr[DType.float32](unsafe_from_address=call.beside[1])
 
     # By value: the kernel cannot follow an address on the host's stack.
     @__parameter
-    @__copy_capture(operands, c)
+    @__copy_capture(operands, columns)
     @always_inline
     def epilogue[
         width: Int, parts: Int
@@ -86,10 +98,10 @@ def conv_pointwise_sums[
         value: SIMD[dtype, width],
     ) -> SIMD[dtype, width]:
         var places = RunPositions[dims, parts](
-            operands.place(pixels[0] * c + channel)
+            operands.place(pixels[0] * columns + channel)
         )
         comptime for part in range(1, parts):
-            var place = operands.place(pixels[part] * c + channel)
+            var place = operands.place(pixels[part] * columns + channel)
             places.put[part](place, True)
         return run[width, parts](operands, places, value)
 
@@ -125,22 +137,22 @@ def conv_pointwise_sums[
         dtype, pass_, narrow, max_phases, heavy, own, sums, factor
     ]
     comptime if compiles_fused[dtype, pass_]():
-        if call.is_aligned() and runs_fused[dtype, pass_, max_phases](
-            ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
-        ):
+        if is_fused:
             comptime if sums == NO_SUMS:
-                launch(result, a, b, NOWHERE, problem, ctx)
+                launch(result, a, b, NOWHERE, problem, recast, ctx)
                 return
             else:
                 if has_program or sums_are_worth_it[pass_, narrow](
-                    problem, ctx
+                    problem, recast, ctx
                 ):
-                    var slots = slots_of_sums[pass_, narrow](problem, ctx)
+                    var slots = slots_of_sums[pass_, narrow](
+                        problem, recast, ctx
+                    )
                     var buffer = scratch[DType.float32](ctx, slots.elements())
                     var partials = Ptr[DType.float32](
                         unsafe_from_address=Int(buffer.unsafe_ptr())
                     )
-                    launch(result, a, b, partials, problem, ctx)
+                    launch(result, a, b, partials, problem, recast, ctx)
                     _merge[dtype, sums](
                         call.made,
                         call.beside,

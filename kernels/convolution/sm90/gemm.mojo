@@ -9,14 +9,15 @@ from ...common.pointer import Ptr
 from ...common.ptx import compiling_for_hopper
 from ...normalization.partials import Slots
 from ..kernel import ConvolutionKernel, ConvolutionTensors
-from ..passes import DGRAD, FPROP, WGRAD
+from ..passes import DGRAD, FPROP, PRODUCTS, WGRAD
 from ..problem import ConvolutionProblem
 from .aligned import (
-    Extents3,
-    AlignedCopies,
-    needs_alignment,
+    AS_IT_IS,
+    MAX_TRAVERSAL_STRIDE,
+    Recast,
     aligned_problem,
-    copy_aligned,
+    filter_bytes,
+    recast_of,
 )
 from .choice import (
     TILE_128X128,
@@ -30,6 +31,16 @@ from .choice import (
     takes_strides,
 )
 from .column_sums import Factor
+from .copies import (
+    AS_GIVEN,
+    AlignedCopies,
+    AlignedTensor,
+    Extents3,
+    Placement,
+    copy_aligned,
+    sum_parts,
+)
+from .exchanged import can_exchange, exchanged, exchanged_pass
 from .filter_order import exchange_channels
 from .launch import (
     launch_dgrad,
@@ -44,8 +55,6 @@ from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
 
-comptime _MAX_TRAVERSAL_STRIDE = 8
-"""Most pixels that the copy engine steps over along an axis."""
 comptime MAX_PHASES = 16
 """Most phases of a data gradient."""
 comptime FEW_PHASES = 8
@@ -80,7 +89,7 @@ struct Gemm(ConvolutionKernel):
     ]:
         if not t.are_aligned():
             return String("a tensor does not begin at a multiple of 16 bytes")
-        return gemm_refusal[dtype, pass_](given)
+        return gemm_refusal[dtype, pass_](given, recast_of[dtype, pass_](given))
 
     @staticmethod
     def launch[
@@ -88,7 +97,7 @@ struct Gemm(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
-        run[dtype, pass_](ctx, t, p)
+        run[dtype, pass_](ctx, t, p, recast_of[dtype, pass_](p))
 
 
 def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
@@ -106,7 +115,7 @@ def reason_not_any(p: ConvolutionProblem) -> Optional[String]:
 @no_inline
 def gemm_refusal[
     dtype: DType, pass_: Int
-](problem: ConvolutionProblem) -> Optional[String]:
+](problem: ConvolutionProblem, recast: Recast) -> Optional[String]:
     """Returns None, or the reason why these kernels do not take a problem whose tensors are aligned.
     """
     var p = problem
@@ -116,14 +125,21 @@ def gemm_refusal[
     var general = reason_not_any(p)
     if general:
         return general
-    var copies = 0
-    if needs_alignment[dtype](p):
-        var aligned = aligned_problem[dtype, pass_](p)
-        copies = aligned.bytes()
-        # Folding a filter row changes the geometry that the copy engine sees.
-        p = aligned.problem
+    comptime if pass_ != FPROP:
+        if recast.exchanges:
+            if not can_exchange(p):
+                return String("strides, or pads larger than the filter")
+            var inner = exchanged(p)
+            inner.workspace_limit -= filter_bytes[dtype](p)
+            return gemm_refusal[dtype, exchanged_pass[pass_]()](
+                inner, Recast(recast.block, recast.folds, False)
+            )
+    var aligned = aligned_problem[dtype, pass_](p, recast)
+    var copies = aligned.bytes()
+    # The geometry that the copy engine sees.
+    p = aligned.problem
     comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
-        copies += p.w_size() * size_of[dtype]()
+        copies += filter_bytes[dtype](p)
     if copies > p.workspace_limit:
         return String(
             t"C = {problem.c} and K = {problem.k} need copies of"
@@ -143,10 +159,10 @@ def gemm_refusal[
                     "padding or dilation exceeds what the copy engine encodes"
                 )
     else:
-        if max(p.stride_d, p.stride_h, p.stride_w) > _MAX_TRAVERSAL_STRIDE:
+        if max(p.stride_d, p.stride_h, p.stride_w) > MAX_TRAVERSAL_STRIDE:
             return String(
                 t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} exceeds the"
-                t" copy engine's {_MAX_TRAVERSAL_STRIDE}"
+                t" copy engine's {MAX_TRAVERSAL_STRIDE}"
             )
         if not fprop_phase(p).fits_copy_engine(p.is_deep()):
             return String(
@@ -193,29 +209,57 @@ def run[
     ctx: DeviceContext,
     t: ConvolutionTensors[dtype],
     problem: ConvolutionProblem,
+    recast: Recast,
     forced: Optional[WgradChoice] = None,
 ) raises:
-    """Runs a problem that `Gemm` takes. A forced choice is for measurements; for fprop and dgrad only its shape, an
-    index into TILE_SHAPES, counts."""
-    if not needs_alignment[dtype](problem):
-        _run[dtype, pass_](ctx, t, problem, SourceView.dense(problem), forced)
-        return
-    var aligned = aligned_problem[dtype, pass_](problem)
-    # What the copies take is not there for sums.
-    aligned.problem.workspace_limit -= aligned.bytes()
+    """Runs a problem that `Gemm` takes, taken as `recast` says. A forced choice is for measurements; for fprop and dgrad only its
+    shape, an index into TILE_SHAPES, counts."""
+    comptime if pass_ == WGRAD:
+        if not recast.exchanges:
+            run_wgrad[dtype, False](ctx, t, problem, recast, t.result, forced)
+            return
     var scratch = AlignedCopies[dtype]()
-    var result, a, b = aligned.copies[pass_]()
-    var inner = t
-    inner.a = scratch.operand(t.a, a, ctx)
-    inner.b = scratch.operand(t.b, b, ctx)
-    inner.result = scratch.place(
-        t.result, result.is_made(), result.extents, ctx
-    )
-    _run[dtype, pass_](ctx, inner, aligned.problem, aligned.view, forced)
-    if result.is_made():
-        copy_aligned[dtype](
-            t.result, result.given, inner.result, result.extents, 0, ctx
-        )
+    comptime if pass_ != FPROP:
+        if recast.exchanges:
+            var inner = t
+            var filter = scratch.place(t.b, filter_bytes[dtype](problem), ctx)
+            comptime if pass_ == DGRAD:
+                inner.b = filter
+                exchange_channels[dtype](
+                    filter, t.b, problem, ctx, reverses=True
+                )
+            else:
+                inner.result = filter
+                inner.a = t.b
+                inner.b = t.a
+            var other = exchanged(problem)
+            other.workspace_limit -= filter_bytes[dtype](problem)
+            var ways = recast
+            ways.exchanges = False
+            run[dtype, exchanged_pass[pass_]()](ctx, inner, other, ways, forced)
+            comptime if pass_ == WGRAD:
+                exchange_channels[dtype](
+                    t.result, filter, other, ctx, reverses=True
+                )
+            _ = scratch^
+            return
+    comptime if pass_ != WGRAD:
+        var aligned = aligned_problem[dtype, pass_](problem, recast)
+        var result, a, b = aligned.copies[pass_]()
+        var inner = t
+        inner.a = scratch.operand(t.a, a, ctx)
+        inner.b = scratch.operand(t.b, b, ctx)
+        inner.result = scratch.place(t.result, result.bytes(), ctx)
+        _run[dtype, pass_](ctx, inner, aligned.problem, aligned.view, forced)
+        if result.is_made():
+            copy_aligned[dtype](
+                t.result,
+                result.given,
+                inner.result,
+                result.extents,
+                AS_GIVEN,
+                ctx,
+            )
     # The copies' memory goes back in stream order.
     _ = scratch^
 
@@ -230,39 +274,35 @@ def _run[
     view: SourceView,
     forced: Optional[WgradChoice],
 ) raises:
-    comptime if pass_ == WGRAD:
-        run_wgrad[dtype, False](ctx, t, problem, view, forced, t.result)
-    else:
-        var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-        var columns = problem.k if pass_ == FPROP else problem.c
-        var chosen = forced.value().shape if forced else choose_tile[dtype](
-            _products[dtype, pass_](problem),
-            columns,
-            problem,
-            processors,
-            strided=pass_ == DGRAD and _strides(problem) > 1,
-        )
-        if not is_compiled[dtype](chosen):
-            raise Error(t"Hopper convolution: no tile shape {chosen}")
-        var copies = AlignedCopies[dtype]()
-        var filter = t.b
-        comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
-            var order = Extents3(problem.c, problem.taps(), problem.k)
-            filter = copies.place(t.b, True, order, ctx)
-            exchange_channels[dtype](filter, t.b, problem, ctx)
-        comptime for i in range(len(TILE_SHAPES)):
-            comptime if is_compiled[dtype](i):
-                comptime shape = TILE_SHAPES[i]
-                if chosen == i:
-                    comptime if pass_ == FPROP:
-                        launch_fprop[dtype, shape](
-                            t.result, t.a, filter, problem, view, ctx
-                        )
-                    else:
-                        _launch_dgrad[dtype, shape, takes_strides(i)](
-                            t.result, t.a, filter, problem, ctx
-                        )
-        _ = copies^
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var columns = problem.k if pass_ == FPROP else problem.c
+    var chosen = forced.value().shape if forced else choose_tile[dtype](
+        _products[dtype, pass_](problem),
+        columns,
+        problem,
+        processors,
+        strided=pass_ == DGRAD and _strides(problem) > 1,
+    )
+    if not is_compiled[dtype](chosen):
+        raise Error(t"Hopper convolution: no tile shape {chosen}")
+    var copies = AlignedCopies[dtype]()
+    var filter = t.b
+    comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+        filter = copies.place(t.b, filter_bytes[dtype](problem), ctx)
+        exchange_channels[dtype](filter, t.b, problem, ctx)
+    comptime for i in range(len(TILE_SHAPES)):
+        comptime if is_compiled[dtype](i):
+            comptime shape = TILE_SHAPES[i]
+            if chosen == i:
+                comptime if pass_ == FPROP:
+                    launch_fprop[dtype, shape](
+                        t.result, t.a, filter, problem, view, ctx
+                    )
+                else:
+                    _launch_dgrad[dtype, shape, takes_strides(i)](
+                        t.result, t.a, filter, problem, ctx
+                    )
+    _ = copies^
 
 
 @no_inline
@@ -272,20 +312,81 @@ def run_wgrad[
     ctx: DeviceContext,
     t: ConvolutionTensors[dtype],
     problem: ConvolutionProblem,
-    view: SourceView,
-    forced: Optional[WgradChoice],
+    recast: Recast,
     db: Ptr[dtype],
+    forced: Optional[WgradChoice] = None,
 ) raises:
-    """Runs wgrad in the chosen tile shape, with `bias` also of the bias, to `db`.
+    """Runs wgrad as `run` does, not exchanged, with `bias` also of the bias, to `db`.
     """
+    var aligned = aligned_problem[dtype, WGRAD](problem, recast)
+    var p = aligned.problem
+    # What the copies take is not there for sums.
+    p.workspace_limit -= aligned.bytes()
+    var scratch = AlignedCopies[dtype]()
+    var dw = scratch.place(t.result, aligned.w.bytes(), ctx)
+    var x = scratch.operand(t.a, aligned.x, ctx)
+    var dy = scratch.operand(t.b, aligned.y, ctx)
+    var parts = aligned.block
+    # As float32 where parts are added up; the columns of a copy of dy may be more.
+    var places = db
+    comptime if bias:
+        places = scratch.place(db, 4 * p.k if p.k != problem.k else 0, ctx)
     var choice = forced.value() if forced else choose_wgrad(
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        p, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     )
     comptime for i in range(len(WGRAD_SHAPES)):
         if choice.shape == i:
             launch_wgrad[dtype, WGRAD_SHAPES[i], bias](
-                t.result, t.b, t.a, problem, view, choice, ctx, db
+                dw,
+                dy,
+                x,
+                p,
+                aligned.view,
+                choice,
+                ctx,
+                places,
+                makes_float32=parts > 1,
             )
+    if parts > 1:
+        _sum[dtype](t.result, aligned.w, dw, ctx)
+    elif aligned.w.is_made():
+        copy_aligned[dtype](
+            t.result, aligned.w.given, dw, aligned.w.extents, AS_GIVEN, ctx
+        )
+    comptime if bias:
+        var filters = AlignedTensor(
+            Extents3(p.k, 1, 1),
+            Extents3(problem.k, 1, 1),
+            Placement(parts, 0, 0),
+            4,
+        )
+        if parts > 1:
+            _sum[dtype](db, filters, places, ctx)
+        elif p.k != problem.k:
+            copy_aligned[dtype](
+                db, filters.given, places, filters.extents, AS_GIVEN, ctx
+            )
+    # The copies' memory goes back in stream order.
+    _ = scratch^
+
+
+def _sum[
+    dtype: DType
+](
+    target: Ptr[dtype],
+    tensor: AlignedTensor,
+    parts: Ptr[dtype],
+    ctx: DeviceContext,
+) raises:
+    """Adds up the parts, which are float32, of a tensor that was made."""
+    sum_parts[dtype](
+        target,
+        tensor.given,
+        Ptr[DType.float32](unsafe_from_address=Int(parts)),
+        tensor.extents,
+        tensor.place,
+        ctx,
+    )
 
 
 @no_inline
@@ -349,47 +450,79 @@ def run_fused[
     b: Ptr[dtype],
     partials: Ptr[DType.float32],
     problem: ConvolutionProblem,
+    recast: Recast,
     ctx: DeviceContext,
 ) raises:
     """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
     over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
     `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `max_phases` at most. A `heavy`
-    epilogue needs many registers for a vector.
+    epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the columns of a
+    block.
     """
     comptime shape = _fused_shape(narrow, heavy)
     comptime if pass_ == FPROP:
+        var aligned = aligned_problem[dtype, FPROP](problem, recast)
+        var scratch = AlignedCopies[dtype]()
         launch_fprop[dtype, shape, epilogue, sums, factor](
-            result, a, b, problem, SourceView.dense(problem), ctx, partials
+            result,
+            scratch.operand(a, aligned.x, ctx),
+            scratch.operand(b, aligned.w, ctx),
+            aligned.problem,
+            aligned.view,
+            ctx,
+            partials,
         )
+        # The copies' memory goes back in stream order.
+        _ = scratch^
     else:
         launch_dgrad[dtype, shape, max_phases, epilogue, sums, factor](
             result, a, b, problem, ctx, partials
         )
 
 
+def fused_recast[
+    dtype: DType, pass_: Int, narrow: Int, sums: Int
+](problem: ConvolutionProblem) -> Recast:
+    """Returns how `run_fused` takes a problem: in columns of one tile, without blocks where a factor of each channel is
+    asked for."""
+    comptime if pass_ == FPROP:
+        comptime columns = _fused_shape(narrow, False).columns
+        return recast_of[dtype, FPROP](
+            problem, most_columns=0 if sums == PRODUCTS else columns
+        )
+    else:
+        return AS_IT_IS
+
+
 def sums_are_worth_it[
     pass_: Int, narrow: Int
-](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Bool:
+](
+    problem: ConvolutionProblem, recast: Recast, ctx: DeviceContext
+) raises -> Bool:
     """Returns whether a plain convolution with sums over columns, in the one tile shape that makes them, is expected to
     be faster than the convolution in its best shape and a pass over its result.
     """
     comptime if narrow > 0:
         return True
     else:
+        var p = aligned_problem[DType.bfloat16, pass_](problem, recast).problem
         return sums_pay(
             TILE_128X128,
-            _products[DType.bfloat16, pass_](problem),
-            problem.k if pass_ == FPROP else problem.c,
-            problem.y_size() if pass_ == FPROP else problem.x_size(),
-            problem,
+            _products[DType.bfloat16, pass_](p),
+            p.k if pass_ == FPROP else p.c,
+            p.y_size() if pass_ == FPROP else p.x_size(),
+            p,
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
 
 
 def slots_of_sums[
     pass_: Int, narrow: Int
-](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
+](
+    problem: ConvolutionProblem, recast: Recast, ctx: DeviceContext
+) raises -> Slots:
     """Returns the slots where `run_fused` leaves its sums."""
     comptime shape = _fused_shape(narrow, False)
-    return slots_of[pass_, shape](problem, ctx)
+    var p = aligned_problem[DType.bfloat16, pass_](problem, recast).problem
+    return slots_of[pass_, shape](p, recast.block, ctx)

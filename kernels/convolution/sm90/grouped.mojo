@@ -21,6 +21,7 @@ from ...common.pointer import Ptr
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..passes import FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
+from .aligned import AS_IT_IS
 from .choice import TILE_128X128, TILE_256X64, TILE_SHAPES
 from .gemm import MAX_PHASES, compiles_for, gemm_refusal, run
 from .implicit_gemm import implicit_gemm_kernel
@@ -109,7 +110,7 @@ struct GroupedGemm(ConvolutionKernel):
         if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
             return String("more than 2^31 pixels of all groups")
         # A tile of the weight gradient may read another group's channels, and stores nothing of them.
-        return gemm_refusal[dtype, pass_](problem_of_group(p))
+        return gemm_refusal[dtype, pass_](problem_of_group(p), AS_IT_IS)
 
     @staticmethod
     def launch[
@@ -118,7 +119,7 @@ struct GroupedGemm(ConvolutionKernel):
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
         comptime if pass_ == WGRAD:
-            run[dtype, pass_](ctx, t, p)
+            run[dtype, pass_](ctx, t, p, AS_IT_IS)
         else:
             var columns = p.group_k() if pass_ == FPROP else p.group_c()
             if columns <= _NARROW.columns:

@@ -75,8 +75,9 @@ def _encode_filter[
 
 def slots_of[
     pass_: Int, shape: TileShape
-](problem: ConvolutionProblem, ctx: DeviceContext) raises -> Slots:
-    """Returns the slots where a launch with sums over columns puts them."""
+](problem: ConvolutionProblem, block: Int, ctx: DeviceContext) raises -> Slots:
+    """Returns the slots where a launch with sums over columns puts them; `block` pixels of the result are one of the problem's.
+    """
     var p = problem
     var columns = p.k if pass_ == FPROP else p.c
     var step = shape.column_step(columns, pass_ == FPROP)
@@ -90,7 +91,13 @@ def slots_of[
     tiles *= column_tiles
     var walks = 2 * blocks_of(ctx, shape.cluster, tiles)
     var slots = min(walks, tiles) if walks % column_tiles == 0 else tiles
-    return Slots(Int64(slots), Int64(column_tiles), Int64(step))
+    return Slots(
+        Int64(slots),
+        Int64(column_tiles),
+        Int64(step),
+        channels=Int64(columns // block),
+        fold=Int64(block),
+    )
 
 
 @no_inline
@@ -315,6 +322,7 @@ def _plan_wgrad[
     problem: ConvolutionProblem,
     choice: WgradChoice,
     phase: Im2colPhase,
+    makes_float32: Bool,
     ctx: DeviceContext,
 ) raises -> WgradPlan:
     """Plans who computes which steps of which tile. The choice's shape is not looked at.
@@ -366,6 +374,7 @@ def _plan_wgrad[
         c=Int32(p.group_c()),
         group_rows=Divisor(group_rows),
         deep=p.is_deep(),
+        makes_float32=makes_float32,
         o=Divisor(p.o),
         p=Divisor(p.p),
         q=Divisor(p.q),
@@ -416,12 +425,13 @@ def launch_wgrad[
     choice: WgradChoice,
     ctx: DeviceContext,
     db: Ptr[dtype],
+    makes_float32: Bool = False,
 ) raises:
-    """Launches wgrad, with `bias` also of the bias, to `db`. The choice's shape is not looked at.
-    """
+    """Launches wgrad, with `bias` also of the bias, to `db`; `dw` may be the address of float32. The choice's shape is not looked
+    at."""
     var p = problem
     var phase = fprop_phase(p)
-    var plan = _plan_wgrad[shape](p, choice, phase, ctx)
+    var plan = _plan_wgrad[shape](p, choice, phase, makes_float32, ctx)
     var x_map = TensorMaps[1]()
     x_map.encode_im2col[dtype](
         0,

@@ -156,4 +156,9 @@ def combine_bias[
             comptime for j in range(_UNROLL):
                 sum += loaded[j]
             i += _UNROLL
-    db.unsafe_store(Int(filter), sum.cast[dtype]())
+    if plan.makes_float32:
+        Ptr[DType.float32](unsafe_from_address=Int(db)).unsafe_store(
+            Int(filter), sum
+        )
+    else:
+        db.unsafe_store(Int(filter), sum.cast[dtype]())

@@ -96,6 +96,8 @@ struct WgradPlan(DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable):
     """Rows of tiles of one group."""
     var deep: Bool
     """Whether x's tensor map has three spatial axes."""
+    var makes_float32: Bool
+    """Whether dw is float32, whatever the type of the operands."""
     var o: Divisor
     var p: Divisor
     var q: Divisor

@@ -59,7 +59,7 @@ def store_half_panel[
     var inside = panel < plan.taps * plan.channel_blocks.value
     var tap, block = plan.channel_blocks.divide(panel)
     var first = block * PANEL + half_panel % 2 * 32
-    if plan.c % 8 == 0:
+    if plan.c % 8 == 0 and not plan.makes_float32:
         var c = first + lane % 4 * 8
         comptime for half in range(2):
             var words = SIMD[DType.uint32, 4](0)
@@ -135,9 +135,13 @@ def _store_pairs[
 ):
     comptime for half in range(2):
         if c < plan.c and row + Int32(half * 8) < plan.k:
-            dw.unsafe_store[alignment=4](
-                _offset(plan, group, row + Int32(half * 8), tap, c),
-                SIMD[DType.float32, 2](
-                    values[half * 2], values[half * 2 + 1]
-                ).cast[dtype](),
+            var place = _offset(plan, group, row + Int32(half * 8), tap, c)
+            var pair = SIMD[DType.float32, 2](
+                values[half * 2], values[half * 2 + 1]
             )
+            if plan.makes_float32:
+                Ptr[DType.float32](unsafe_from_address=Int(dw)).unsafe_store[
+                    alignment=8
+                ](place, pair)
+            else:
+                dw.unsafe_store[alignment=4](place, pair.cast[dtype]())
