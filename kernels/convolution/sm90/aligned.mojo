@@ -3,13 +3,16 @@
 Three ways, alone or together:
 
 - **Padding** fills channels up to a multiple of 8, of 4 in float32.
-- **Folding** takes one row of filter taps as channels, in fprop and wgrad: with C padded to 4 or 8 and the width's padding
-  written out, the S taps of a filter row are S * C contiguous elements, and the next window begins `stride` pixels
-  later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1 taps.
-- **Blocks** of B neighbouring result pixels of a row are one pixel with B * K filters, whose windows are those of all B:
-  (B - 1) * stride + S taps, each filter in its place between zeros. Memory holds the result in this order already.
+- **Folding** takes one row of filter taps as channels, in fprop and wgrad: with C padded to 4 or 8 and the width's
+  padding written out, the S taps of a filter row are S * C contiguous elements, and the next window begins `stride`
+  pixels later. A tensor map takes such overlapping windows as pixels of S * C channels, which leaves a filter of R x 1
+  taps.
+- **Blocks** of B neighbouring result pixels of a row are one pixel with B * K filters, whose windows are those of all
+  B: (B - 1) * stride + S taps, each filter in its place between zeros. Memory holds the result in this order already.
   Rows of the products, each of which the copy engine brings for every tap, are B times fewer. wgrad makes the
   gradients of all B filters, in float32, and adds them up.
+
+A filter's zeros meet pixels that are not in its window: where one of those is infinite or NaN, so is the sum.
 """
 
 from std.math import ceildiv
@@ -127,8 +130,8 @@ def takes[
 def _best_block[
     dtype: DType, pass_: Int
 ](p: ConvolutionProblem, most: Int, most_columns: Int, longest: Int = 0) -> Int:
-    """Returns the largest block up to `most` whose result has `most_columns` columns at most, 0 where there is none. With `longest`
-    its rows of taps are folded, to so many channels at most.
+    """Returns the largest block up to `most` whose result has `most_columns` columns at most, 0 where there is none.
+    With `longest` its rows of taps are folded, to so many channels at most.
 
     Blocks whose columns fill 16-byte rows come before others: the result needs no copy then.
     """
@@ -269,8 +272,8 @@ def aligned_problem[
     var view = SourceView.dense(inner)
     if way.folds:
         c = _folded[dtype](p, block)
-        # Whole stages, in fprop also halves: to fill the rest of one with zeros takes the copy engine two to four times as long. A
-        # window's row goes on over pixels behind it instead, with zeros in the filter.
+        # Whole stages, in fprop also halves: to fill the rest of one with zeros takes the copy engine two to four times
+        # as long. A window's row goes on over pixels behind it instead, with zeros in the filter.
         comptime whole = stage_length[dtype]() // (2 if pass_ == FPROP else 1)
         taps = _up(taps * c, whole) // c
         # Up to the end of the last window, in rows that are a multiple of 16 bytes.

@@ -59,8 +59,8 @@ def _copy_aligned_kernel[
     shift_b: Scalar[index],
     step_b: Scalar[index],
 ):
-    """Makes target[part * A + a, b, d] = source[a, b - shift_b - part * step_b, d], zero outside the source's [A, B, D].
-    """
+    """Makes target[part * A + a, b, d] = source[a, b - shift_b - part * step_b, d], zero outside the source's
+    [A, B, D]."""
     var thread = Scalar[index](block_idx.x) * _THREADS + Scalar[index](
         thread_idx.x
     )

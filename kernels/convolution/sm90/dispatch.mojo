@@ -56,8 +56,8 @@ comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]
 
 
 def _is_exchanged_with_few(p: ConvolutionProblem) -> Bool:
-    """Returns whether a data gradient is a forward pass (exchanged.mojo) of so few channels that nothing its own store could take in
-    is worth as much: 16 > 16 channels, 3x3, took 0.3 of the time.
+    """Returns whether a data gradient is a forward pass (exchanged.mojo) of so few channels that nothing its own store
+    could take in is worth as much: 16 > 16 channels, 3x3, took 0.3 of the time.
     """
     var stages = 2 if 4 * p.k <= STAGE_LENGTH else 1
     var folds = p.s * p.k <= stages * STAGE_LENGTH and 2 * p.k <= STAGE_LENGTH

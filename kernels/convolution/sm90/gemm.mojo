@@ -212,40 +212,18 @@ def run[
     recast: Recast,
     forced: Optional[WgradChoice] = None,
 ) raises:
-    """Runs a problem that `Gemm` takes, taken as `recast` says. A forced choice is for measurements; for fprop and dgrad only its
-    shape, an index into TILE_SHAPES, counts."""
-    comptime if pass_ == WGRAD:
-        if not recast.exchanges:
-            run_wgrad[dtype, False](ctx, t, problem, recast, t.result, forced)
-            return
-    var scratch = AlignedCopies[dtype]()
+    """Runs a problem that `Gemm` takes, taken as `recast` says. A forced choice is for measurements; for fprop and dgrad
+    only its shape, an index into TILE_SHAPES, counts."""
     comptime if pass_ != FPROP:
         if recast.exchanges:
-            var inner = t
-            var filter = scratch.place(t.b, filter_bytes[dtype](problem), ctx)
-            comptime if pass_ == DGRAD:
-                inner.b = filter
-                exchange_channels[dtype](
-                    filter, t.b, problem, ctx, reverses=True
-                )
-            else:
-                inner.result = filter
-                inner.a = t.b
-                inner.b = t.a
-            var other = exchanged(problem)
-            other.workspace_limit -= filter_bytes[dtype](problem)
-            var ways = recast
-            ways.exchanges = False
-            run[dtype, exchanged_pass[pass_]()](ctx, inner, other, ways, forced)
-            comptime if pass_ == WGRAD:
-                exchange_channels[dtype](
-                    t.result, filter, other, ctx, reverses=True
-                )
-            _ = scratch^
+            _run_exchanged[dtype, pass_](ctx, t, problem, recast, forced)
             return
-    comptime if pass_ != WGRAD:
+    comptime if pass_ == WGRAD:
+        run_wgrad[dtype, False](ctx, t, problem, recast, t.result, forced)
+    else:
         var aligned = aligned_problem[dtype, pass_](problem, recast)
         var result, a, b = aligned.copies[pass_]()
+        var scratch = AlignedCopies[dtype]()
         var inner = t
         inner.a = scratch.operand(t.a, a, ctx)
         inner.b = scratch.operand(t.b, b, ctx)
@@ -260,7 +238,37 @@ def run[
                 AS_GIVEN,
                 ctx,
             )
-    # The copies' memory goes back in stream order.
+        # The copies' memory goes back in stream order.
+        _ = scratch^
+
+
+@no_inline
+def _run_exchanged[
+    dtype: DType, pass_: Int
+](
+    ctx: DeviceContext,
+    t: ConvolutionTensors[dtype],
+    problem: ConvolutionProblem,
+    recast: Recast,
+    forced: Optional[WgradChoice],
+) raises:
+    """Runs a gradient by the exchanged problem's pass."""
+    var other = exchanged(problem)
+    other.workspace_limit -= filter_bytes[dtype](problem)
+    var scratch = AlignedCopies[dtype]()
+    var filter = scratch.place(t.b, filter_bytes[dtype](problem), ctx)
+    var inner = t
+    comptime if pass_ == DGRAD:
+        inner.b = filter
+        exchange_channels[dtype](filter, t.b, problem, ctx, reverses=True)
+    else:
+        inner.result = filter
+        inner.a = t.b
+        inner.b = t.a
+    var ways = Recast(recast.block, recast.folds, False)
+    run[dtype, exchanged_pass[pass_]()](ctx, inner, other, ways, forced)
+    comptime if pass_ == WGRAD:
+        exchange_channels[dtype](t.result, filter, other, ctx, reverses=True)
     _ = scratch^
 
 

@@ -76,8 +76,8 @@ def _encode_filter[
 def slots_of[
     pass_: Int, shape: TileShape
 ](problem: ConvolutionProblem, block: Int, ctx: DeviceContext) raises -> Slots:
-    """Returns the slots where a launch with sums over columns puts them; `block` pixels of the result are one of the problem's.
-    """
+    """Returns the slots where a launch with sums over columns puts them; `block` pixels of the result are one of the
+    problem's."""
     var p = problem
     var columns = p.k if pass_ == FPROP else p.c
     var step = shape.column_step(columns, pass_ == FPROP)
@@ -427,8 +427,8 @@ def launch_wgrad[
     db: Ptr[dtype],
     makes_float32: Bool = False,
 ) raises:
-    """Launches wgrad, with `bias` also of the bias, to `db`; `dw` may be the address of float32. The choice's shape is not looked
-    at."""
+    """Launches wgrad, with `bias` also of the bias, to `db`; `dw` may be the address of float32. The choice's shape is
+    not looked at."""
     var p = problem
     var phase = fprop_phase(p)
     var plan = _plan_wgrad[shape](p, choice, phase, makes_float32, ctx)
