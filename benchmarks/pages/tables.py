@@ -353,7 +353,15 @@ def convolution_workspace() -> str:
 
 
 def convolution_hopper() -> str:
-    names = {"bfloat16": "convolution_sm90_h200_bfloat16", "float16": "convolution_sm90_h200_float16"}
+    return _beside_cudnn({"bfloat16": "convolution_sm90_h200_bfloat16", "float16": "convolution_sm90_h200_float16"})
+
+
+def convolution_few_channels() -> str:
+    return _beside_cudnn({dtype: f"convolution_few_channels_h200_{dtype}" for dtype in DRAWN_DTYPES})
+
+
+def _beside_cudnn(names: Mapping[str, str]) -> str:
+    """A dtype's pass in each line, from the result files of the dtypes."""
     rows = []
     for dtype, name in names.items():
         for pass_ in PASSES:
@@ -543,7 +551,7 @@ TABLES: dict[str, Callable[[], str]] = {
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
         step_memory, step_memory_gpu, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_cpu, convolution_workspace,
-        convolution_hopper, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+        convolution_hopper, convolution_few_channels, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,
         compile_cost, first_steps, wheel_first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,

@@ -466,12 +466,28 @@ def test_an_infinity_stays_in_its_group(convolutions: Convolutions, case: Convol
     assert torch.equal(dw[theirs:], reference["wgrad"][theirs:].to(case.dtype))
 
 
+@pytest.mark.parametrize(("c", "k"), [(3, 32), (16, 16), (64, 3), (32, 32)])
+def test_an_infinity_stays_near_its_windows(convolutions: Convolutions, c: int, k: int) -> None:
+    """Where Hopper's kernels take few channels in blocks of pixels, zeros of their filters meet 16 pixels beside."""
+    case = C("", 2, c, k, (9, 64), (3, 3), (1,), padding=(1,), dtype=BF16)
+    _skip_if_absent(convolutions, case)
+    x, w, dy = case.inputs(lambda shape: torch.randint(-2, 3, shape))
+    reference = case.reference([x, w, dy])
+    x[0, 0, 4, 30], dy[0, 0, 4, 30] = torch.inf, torch.inf
+    results = dict(zip(OPS, convolutions.one(case, [x, w, dy]), strict=True))
+    for op in ("fprop", "dgrad"):
+        result, wanted = results[op], reference[op].to(case.dtype)
+        assert not result[0, 0, 3:6, 29:32].isfinite().any()
+        wanted[0, 0, 3:6, 13:48] = result[0, 0, 3:6, 13:48]
+        assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(wanted))
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
-@pytest.mark.parametrize("channels", [8, 32, 128])
+@pytest.mark.parametrize(("channels", "groups"), [(8, 2), (32, 4), (128, 16), (64, 1)])
 def test_a_pixel_that_no_window_covers_is_not_read(
-    convolutions: Convolutions, channels: int, dtype: torch.dtype
+    convolutions: Convolutions, channels: int, groups: int, dtype: torch.dtype
 ) -> None:
-    case = C("", 3, channels, channels, (8, 10), (3, 3), (2,), groups=channels // 8, dtype=dtype)
+    case = C("", 3, channels, channels, (8, 10), (3, 3), (2,), groups=groups, dtype=dtype)
     if dtype not in convolutions.dtypes:
         pytest.skip(f"{dtype} does not run on {convolutions.device}")
     tensors = case.inputs(lambda shape: torch.randint(-2, 3, shape))

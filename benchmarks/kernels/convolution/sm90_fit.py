@@ -193,8 +193,9 @@ def samples(document: dict, passing: str) -> list[Sample]:
             continue
         best = min(row["tunings_ms"].values()) * 1e3
         for key, ms in row["tunings_ms"].items():
-            shape, splits, cluster, *share = map(int, key.split(","))
-            result.append(Sample(problem, shape, splits, cluster, tuple(share), ms * 1e3, best))
+            shape, splits, cluster, rows, columns, *recast = map(int, key.split(","))
+            if not any(recast):
+                result.append(Sample(problem, shape, splits, cluster, (rows, columns), ms * 1e3, best))
     return result
 
 
