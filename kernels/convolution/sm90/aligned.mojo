@@ -36,7 +36,7 @@ comptime _MOST_COLUMNS = 128
 comptime _MOST_TAPS = 64
 """Of a row of a block: far less than the copy engine's offsets reach."""
 comptime _FULL = 64
-"""Columns of the least tile in fprop, of a panel in wgrad."""
+"""Columns of the least tile in fprop, rows and panels of wgrad's."""
 
 
 def _up(value: Int, to: Int) -> Int:
@@ -161,9 +161,12 @@ def _ways_of[
     if p.groups > 1:
         return AS_IT_IS
     var is_padded = p.c % vector != 0
-    # In one stage or, of very few channels, two.
+    # In one stage or two: of very few channels, and in wgrad, whose panels are whole stages, where blocks save taps.
     for stages in range(1, 3):
         var share = 2 * stages if p.s > 1 else 4
+        comptime if pass_ == WGRAD:
+            if p.s > 1 and p.stride_w == 1:
+                share = 2
         if share * p.c > stage and not is_padded:
             break
         var block = _best_block[dtype, pass_](
@@ -187,9 +190,13 @@ def _ways_of[
             while most * p.k % vector != 0:
                 most += 1
             columns = 2 * _MOST_COLUMNS
-    elif (p.k if pass_ == FPROP else p.c - 1) >= _FULL:
-        # Full columns of fprop, and panels of wgrad, gain little or nothing.
-        return AS_IT_IS
+    else:
+        # Full columns of fprop, and full tiles of wgrad, gain little or nothing.
+        var is_full = p.k >= _FULL
+        comptime if pass_ == WGRAD:
+            is_full = 2 * p.k > _FULL and p.c > _FULL
+        if is_full:
+            return AS_IT_IS
     var block = _best_block[dtype, pass_](p, most, min(most_columns, columns))
     return Recast(max(block, 1), False, False)
 
@@ -215,8 +222,9 @@ def recast_of[
                 other.exchanges = other != AS_IT_IS
             else:
                 # Few filters leave most of each tile empty.
-                var half = p.k <= _FULL and p.c > _FULL
-                other.exchanges = p.k < p.c and (other.folds or half)
+                var very_few = other.folds and 4 * p.k <= stage_length[dtype]()
+                var half = 2 * p.k > _FULL and p.k <= _FULL and p.c > _FULL
+                other.exchanges = p.k < p.c and (very_few or half)
             if other.exchanges:
                 recast = other
     return recast if _suits[dtype, pass_](p, recast) else AS_IT_IS

@@ -5,7 +5,7 @@ from std.sys import size_of
 from ..kernel import ConvolutionKernel, ConvolutionTensors, Heuristic, Table
 from ..passes import DGRAD, FPROP, ONE_GROUP
 from ..problem import ConvolutionProblem
-from .aligned import depth_of, recast_of
+from .aligned import AS_IT_IS, depth_of, recast_of
 from .exchanged import can_exchange, exchanged
 from .fused_col2im import FusedCol2im
 from .gemm import Gemm, compiles_fused
@@ -13,7 +13,8 @@ from .grouped import GroupedGemm
 from .plan import STAGE_LENGTH
 
 comptime _FEW_OF_THREE_AXES = 32
-"""Channels on both sides: 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels."""
+"""Channels on both sides: as they are, 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels, and recast half as
+long."""
 comptime _FEW_CHANNELS = 4
 """Of float32, what gpu/gemm_col2im.mojo takes."""
 comptime _FEW_IN_BLOCK = 32
@@ -42,7 +43,12 @@ struct Sm90Heuristic(Heuristic):
                     return False
                 if p.groups == 1 and _depth[dtype, pass_](p) < _MIN_DEPTH:
                     return False
-            return not p.is_deep() or max(p.c, p.k) > _FEW_OF_THREE_AXES
+            if not p.is_deep() or max(p.c, p.k) > _FEW_OF_THREE_AXES:
+                return True
+            return (
+                dtype != DType.float32
+                and recast_of[dtype, pass_](p) != AS_IT_IS
+            )
         elif Kernel.NAME == FusedCol2im.NAME:
             # Without strides the exchanged problem's blocks are faster: 0.6 to 0.9 of the time.
             return max(p.stride_h, p.stride_w) > 1 or p.taps() == 1
