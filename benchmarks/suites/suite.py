@@ -165,7 +165,7 @@ class Round:
             facts = self._results.facts
             hardware, kernels = facts.get("hardware", {}), facts.get("versions", {}).get("kernels", "")
             of_run = {"machine": hardware.get("gpu") or hardware.get("cpu", ""), "date": records.date()}
-            searched = facts.get("cudnn_benchmark", False)
+            searched = self._results.settings["cudnn_benchmark"]
             self._results.add({**row, **of_run, "kernels": kernels, "cudnn_benchmark": searched})
             self._console.print(described(row))
 

@@ -58,6 +58,7 @@ def test_rows_are_kept_and_a_second_run_measures_what_is_missing(tmp_path: Path)
     assert rows.keys() == {("tiny", "eager"), ("tiny", "max"), ("crashing", "max")}
     ours = rows["tiny", "max"]
     assert ours["right"] and ours["sharp"] and ours["batch"] == 4
+    assert ours["cudnn_benchmark"] is document["cudnn_benchmark"] is True
     assert ours["step_ms"] > 0 and ours["eager_ms"] == rows["tiny", "eager"]["step_ms"]
     assert not ours["left_to_pytorch"] and ours["compiled_by_max"] == 0
     assert "ended with status 3" in rows["crashing", "max"]["error"]
