@@ -178,6 +178,17 @@ def test_copies_of_odd_channels_have_room_on_a_gpu() -> None:
         assert workspace_limit(other, 2, on_gpu=True) == DEFAULT_WORKSPACE_LIMIT
 
 
+def test_few_channels_have_room_for_a_copy_on_a_gpu() -> None:
+    """nnU-Net's first stage: a row of taps is taken as channels."""
+    sizes = {"stride": [1], "padding": [1]}
+    first = ConvolutionProblem.from_sizes(4, 32, 32, [128] * 3, [3] * 3, **sizes)
+    assert workspace_limit(first, 2, on_gpu=True) > 2 * 4 * 128**3 * 32 > DEFAULT_WORKSPACE_LIMIT
+    pointwise = ConvolutionProblem.from_sizes(2, 32, 32, [128] * 3, [1] * 3, stride=[1], padding=[0])
+    second = ConvolutionProblem.from_sizes(2, 64, 64, [128] * 3, [3] * 3, **sizes)
+    for other in (pointwise, second):
+        assert workspace_limit(other, 2, on_gpu=True) == DEFAULT_WORKSPACE_LIMIT
+
+
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_large_filters_have_room_on_a_cpu(itemsize: int) -> None:
     """VGG's first linear layer: packed, and as sums of a 16-bit gradient, it is larger than the default."""

@@ -324,9 +324,10 @@ def _check_channels(op: str, c: Dim, k: Dim, group_c: Dim | None, groups: int) -
 def workspace_limit(problem: ConvolutionProblem, itemsize: int, on_gpu: bool) -> int:
     """Most bytes of scratch memory for a convolution whose elements have ``itemsize`` bytes.
 
-    Hopper's kernels copy tensors whose channels are no whole rows of 16 bytes. There is room for these copies however
-    large they are: without them a convolution takes several times as long. On a CPU there is room for the packed
-    filter, or the sums of its gradient: a linear layer's may be larger than the default.
+    Hopper's kernels copy tensors whose channels are no whole rows of 16 bytes, or so few that a row of taps is taken as
+    channels. There is room for these copies however large they are: without them a convolution takes several times as
+    long. On a CPU there is room for the packed filter, or the sums of its gradient: a linear layer's may be larger than
+    the default.
     """
     extents = problem.input_pixels, problem.output_pixels, problem.taps, problem.c, problem.k
     if problem.groups != 1 or not all(isinstance(extent, int) for extent in extents):
@@ -338,7 +339,11 @@ def workspace_limit(problem: ConvolutionProblem, itemsize: int, on_gpu: bool) ->
         return max(DEFAULT_WORKSPACE_LIMIT, packed + DEFAULT_WORKSPACE_LIMIT // 4)
     row = 16 // itemsize
     c, k = (-(-int(channels) // row) * row for channels in (problem.c, problem.k))
-    copied = (c != problem.c) * int(problem.input_pixels) * c + (k != problem.k) * int(problem.output_pixels) * k
+    folds = problem.filter_size[-1] > 1
+    copies_x, copies_y = (
+        own != padded or (folds and own <= 4 * row) for own, padded in ((problem.c, c), (problem.k, k))
+    )
+    copied = copies_x * int(problem.input_pixels) * c + copies_y * int(problem.output_pixels) * k
     copied += (copied > 0) * k * int(problem.taps) * c
     # The rest is for sums.
     return max(DEFAULT_WORKSPACE_LIMIT, copied * itemsize + DEFAULT_WORKSPACE_LIMIT // 4)
