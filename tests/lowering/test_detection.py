@@ -40,7 +40,9 @@ def _everything(
 def test_all_operators(last: bool, device: str) -> None:
     """All in one graph; nothing stays in PyTorch."""
     shapes = [(2, 36, 20, 24), (10, 36, 3, 3), (8, 18, 3, 3), (2, 18, 20, 24), (2, 54, 10, 24), (2, 27, 10, 24), (10,)]
-    x, *rest = (torch.randn(shape, device=device) for shape in shapes)
+    # Gradients jump where a sample lies on a pixel: an unlucky draw is on other sides of it in float32 and in float64.
+    generator = torch.Generator().manual_seed(0)
+    x, *rest = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
     rois = torch.tensor(ROIS, device=device)
     given = [x.contiguous(memory_format=torch.channels_last) if last else x, rois, *rest]
     wide = [each.cpu().double().requires_grad_(each is not rois) for each in given]
