@@ -203,16 +203,16 @@ def capacity(cluster: int, processors: int) -> int:
 
 def tunings(passing: str, problem: Problem, processors: int, dtype: str = "bfloat16") -> list[Tuning]:
     """Every tile shape; for wgrad with the even spread, whole rounds of splits, clusters that join and that share. Then
-    each of `recasts`, in the tile shape that is chosen."""
-    ways = [(-2, 0, 0, 1, 1, *way) for way in recasts(passing, problem, dtype)]
+    each of `recasts`."""
+    ways = recasts(passing, problem, dtype)
     if not passing.startswith("wgrad"):
         return [*((shape, 0, 0, 1, 1, 0, 0, 0) for shape in TILE_SHAPES[dtype]), *ways]
     return [*((*each, 0, 0, 0) for each in _wgrad_tunings(passing, problem, processors)), *ways]
 
 
-def recasts(passing: str, problem: Problem, dtype: str) -> list[tuple[int, int, int]]:
-    """Every way in which few channels are taken as more, of `Recast`."""
-    found = []
+def recasts(passing: str, problem: Problem, dtype: str) -> list[Tuning]:
+    """Every way in which few channels are taken as more, in the tile shape that is chosen."""
+    found: list[Tuning] = []
     exchanges = passing in ("dgrad", "wgrad") and problem.stride == 1
     exchanges &= problem.padding <= problem.dilation * (min(problem.r, problem.s) - 1)
     vector = ROW_BYTES // 8 // (4 if dtype == "float32" else 2)
@@ -225,7 +225,7 @@ def recasts(passing: str, problem: Problem, dtype: str) -> list[tuple[int, int, 
             folded = 4 if c <= 4 and 4 * block * problem.stride % vector == 0 else vector * math.ceil(c / vector)
             fits = row * folded <= 16 * vector if folds else block * problem.stride <= 8
             if q % block == 0 and fits:
-                found.append((block, folds, exchanged))
+                found.append((-2, 0, 0, 1, 1, block, folds, exchanged))
     return found
 
 
@@ -362,7 +362,7 @@ def main() -> int:
                         continue
                     swept = []
                     if args.recasts:
-                        swept = [(-2, 0, 0, 1, 1, *way) for way in recasts(passing, problem, dtype)]
+                        swept = recasts(passing, problem, dtype)
                     elif args.sweep:
                         swept = tunings(passing, problem, processors, dtype)
                     rows.append(measure(calls, passing, dtype, problem, swept))

@@ -10,9 +10,9 @@ from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.kernel import ConvolutionTensors
 from kernels.convolution.operands import ConvolutionOperands
 from kernels.convolution.passes import DGRAD, FPROP, ONE_GROUP, WGRAD
-from kernels.convolution.sm90.dispatch import SM90_KERNELS
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.sm90.aligned import Recast, recast_of
+from kernels.convolution.sm90.dispatch import SM90_KERNELS
 from kernels.convolution.sm90.gemm import compiles_for, gemm_refusal
 from kernels.convolution.sm90.gemm import run, run_wgrad
 from kernels.convolution.sm90.wgrad_plan import WgradChoice
