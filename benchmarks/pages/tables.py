@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.contenders import EAGER, EAGER_CHANNELS_LAST, INDUCTOR, INDUCTOR_FROZEN, MAX, MAX_CAPTURED, PAIRS
+from benchmarks.contenders import (
+    CONTENDERS,
+    EAGER,
+    EAGER_CHANNELS_LAST,
+    INDUCTOR,
+    INDUCTOR_FROZEN,
+    MAX,
+    MAX_CAPTURED,
+    PAIRS,
+)
 from benchmarks.pages.distributed_tables import distributed
 from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
@@ -78,14 +87,20 @@ def wheel_first_steps() -> str:
 
 
 def host_time() -> str:
-    parts = ("hand-over in", "execute", "hand-over out", "around", "total")
+    """The parts of our calls, and the totals of the other contenders."""
     names = ("host_time_cpu", "host_time_h200")
-    rows = [
-        [f"{row['model']}, {row['call']}{place}", *(f"{row['microseconds'][part]:.0f}" for part in parts)]
-        for name, place in zip(names, ("", ", H200"), strict=True)
-        for row in read(name)["rows"]
-    ]
-    return grid(["call", *parts], rows) + origin(*names)
+    parts = ("arguments", "launches", "results", "around", "total")
+    found = {name: read(name)["rows"] for name in names}
+    measured = {row["contender"] for rows in found.values() for row in rows}
+    others = [name for name in CONTENDERS if name in measured and name != MAX]
+    cells = []
+    for name, place in zip(names, ("", ", H200"), strict=True):
+        times = {(row["model"], row["call"], row["contender"]): row["microseconds"] for row in found[name]}
+        for model, call in dict.fromkeys(key[:2] for key in times):
+            totals = [times.get((model, call, each), {}).get("total") for each in others]
+            numbers = [*(times[model, call, MAX][part] for part in parts), *totals]
+            cells.append([f"{model}, {call}{place}", *("" if each is None else f"{each:.0f}" for each in numbers)])
+    return grid(["call", *parts, *(CONTENDERS[name].label for name in others)], cells) + origin(*names)
 
 
 def optimizer_steps() -> str:

@@ -1,15 +1,16 @@
-"""Host time of a compiled model's forward and backward call, by part.
+"""Host time of a compiled model's forward and backward call: ours by part, and Inductor's.
 
     python -m benchmarks host_time [--device cuda] [--tensors 10] [--model resnet18 --batch 8] [--json FILE]
 
 A graph of N tensors takes N parameters and gives the backward graph N activations, which gives N gradients; its kernels
 are as good as empty. Microseconds, medians of many calls: checking arguments and taking their addresses, queueing the
-launches (on a CPU: running them), making results, and what Dynamo and AOTAutograd do around it. In graphs that MAX
-compiles, the first and the third part are handing tensors over.
+launches or replaying them (on a CPU: running them), handing results out, and what Dynamo and AOTAutograd do around it.
+On a GPU nothing is waited for.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -23,10 +24,17 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import records, zoo
+from benchmarks.contenders import INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, compiled
 from torch_max_backend import backend
-from torch_max_backend.runtime import executable as executables
+from torch_max_backend.runtime.executable import Executable
 
-PARTS = ("hand-over in", "execute", "hand-over out", "around")
+PARTS = ("arguments", "launches", "results", "around")
+
+PLAIN = (MAX, INDUCTOR)
+CAPTURED = (MAX, MAX_CAPTURED, INDUCTOR, INDUCTOR_CAPTURED)
+
+WARM = 20
+"""Calls before those that count: device graphs are recorded in the first ones."""
 
 
 class ManyTensors(nn.Module):
@@ -64,66 +72,52 @@ class Clock:
         return taken
 
 
-def _watch(executable: executables.Executable, clock: Clock) -> None:
-    """Times the parts of the executable's calls."""
-    owners: list[tuple[Any, str, str]] = [
-        (executable.inputs, "buffers", PARTS[0]), (executable.outputs, "collect", PARTS[2]),
-    ]  # fmt: skip
-    if executable.runner is not None:
-        owners = [
-            (executable.inputs, "tensors", PARTS[0]), (executable.runner, "walk", PARTS[1]),
-            (executable.runner, "fresh", PARTS[2]), (executable.outputs.leaving, "picked", PARTS[2]),
-        ]  # fmt: skip
-    for owner, method, part in owners:
-        setattr(owner, method, clock.wrapped(part, getattr(owner, method)))
+def _watch(executable: Executable, clock: Clock) -> None:
+    """Times the parts of the calls of an executable with a launch list."""
+    for method, part in (("entered", "arguments"), ("launched", "launches"), ("picked", "results")):
+        setattr(executable.runner, method, clock.wrapped(part, getattr(executable.runner, method)))
 
 
-def _rows(name: str, model: nn.Module, x: torch.Tensor, calls: int) -> list[dict[str, Any]]:
-    """The forward call's and the backward call's row."""
-    device = x.device
+def rows_of(name: str, model: nn.Module, x: torch.Tensor, calls: int, contender: str) -> list[dict[str, Any]]:
+    """One contender's forward call's and backward call's row."""
+    device, clock = x.device, Clock()
     torch._dynamo.reset()
-    run = torch.compile(model, backend="max")
+    run = compiled(model, contender)
     parameters = list(model.parameters())
     with backend.recorded_graphs() as graphs:
         gradient = torch.ones_like(run(x))
-    clock = Clock()
     for graph in graphs:
         for each in graph.executables:
             _watch(each, clock)
-    plain = executables.execute
-    executables.execute = clock.wrapped(PARTS[1], plain)
     samples: dict[str, list[dict[str, float]]] = {"forward": [], "backward": []}
-    try:
-        for call in range(calls + 10):
-            if device.type == "cuda" and call % 10 == 0:
-                # The queue has a limit, behind which the host waits.
-                torch.cuda.synchronize()
-            clock.taken()
-            begun = time.perf_counter()
-            out = run(x)
-            middle = time.perf_counter()
-            forward = clock.taken()
-            after = time.perf_counter()
-            torch.autograd.grad(out, parameters, gradient)
-            ended = time.perf_counter()
-            for kind, parts, total in (
-                ("forward", forward, middle - begun),
-                ("backward", clock.taken(), ended - after),
-            ):
-                if call >= 10:
-                    samples[kind].append({**parts, "around": total - sum(parts.values()), "total": total})
-    finally:
-        executables.execute = plain
-    made = {graph.name: graph.executables for graph in graphs}
+    for call in range(calls + WARM):
+        if device.type == "cuda" and call % 10 == 0:
+            # The queue has a limit, behind which the host waits.
+            torch.cuda.synchronize()
+        clock.taken()
+        begun = time.perf_counter()
+        out = run(x)
+        middle = time.perf_counter()
+        forward = clock.taken()
+        after = time.perf_counter()
+        torch.autograd.grad(out, parameters, gradient)
+        ended = time.perf_counter()
+        del out
+        for kind, parts, total in (
+            ("forward", forward, middle - begun),
+            ("backward", clock.taken(), ended - after),
+        ):
+            if call >= WARM:
+                around = {"around": total - sum(parts.values())} if graphs else {}
+                samples[kind].append({**parts, **around, "total": total})
     return [
         {
             "model": name,
+            "contender": contender,
             "call": kind,
-            "inputs": sum(len(each.built.inputs) for each in made[kind]),
-            "outputs": sum(len(each.built.outputs) + len(each.built.writes) for each in made[kind]),
             "microseconds": {
-                part: round(statistics.median(sample.get(part, 0.0) for sample in samples[kind]) * 1e6, 1)
-                for part in (*PARTS, "total")
+                part: round(statistics.median(sample[part] for sample in samples[kind]) * 1e6, 1)
+                for part in samples[kind][0]
             },
         }
         for kind in ("forward", "backward")
@@ -140,6 +134,9 @@ def measure(
     model: Annotated[list[str], typer.Option(help=f"also {', '.join(zoo.MODELS)}")] = [],  # noqa: B006
     batch: Annotated[int, typer.Option(min=1, help="for --model")] = 8,
     calls: Annotated[int, typer.Option(min=1)] = 200,
+    contenders: Annotated[
+        list[str] | None, typer.Option("--contender", help="ours and Inductor's; on a GPU with device graphs, too")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="where the figures go")] = None,
 ) -> None:
     """Measures and prints."""
@@ -148,16 +145,19 @@ def measure(
     zoo.refuse_unknown(model)
     where = torch.device(device)
     torch.manual_seed(0)
-    rows = []
-    for count in tensors:
-        rows += _rows(f"{count} tensors", ManyTensors(count).to(where), torch.randn(64, device=where), calls)
+    cases = [(f"{count} tensors", ManyTensors(count), torch.randn(64)) for count in tensors]
     for name in model:
         make, shape = zoo.MODELS[name]
-        rows += _rows(f"{name}, batch {batch}", make().to(where), torch.randn(batch, *shape, device=where), calls)
-    table = Table("model", "call", "inputs", "outputs", *PARTS, "total", title=f"Host time on {device}, µs")
+        cases.append((f"{name}, batch {batch}", make(), torch.randn(batch, *shape)))
+    rows = []
+    for name, made, x in cases:
+        for contender in contenders or (CAPTURED if device == "cuda" else PLAIN):
+            rows += rows_of(name, copy.deepcopy(made).to(where), x.to(where), calls, contender)
+    table = Table("model", "contender", "call", *PARTS, "total", title=f"Host time on {device}, µs")
     for row in rows:
-        times = [f"{row['microseconds'][part]:.0f}" for part in (*PARTS, "total")]
-        table.add_row(row["model"], row["call"], str(row["inputs"]), str(row["outputs"]), *times)
+        found = row["microseconds"]
+        times = [f"{found[part]:.0f}" if part in found else "" for part in (*PARTS, "total")]
+        table.add_row(row["model"], row["contender"], row["call"], *times)
     Console().print(table)
     if json_file is not None:
         records.write(json_file, {"calls": calls, **records.provenance(where), "rows": rows})
