@@ -17,6 +17,7 @@ from torch_max_backend.fusion.groups import Grouped, grouped
 from torch_max_backend.fusion.loop_nest import loop_nest_of
 from torch_max_backend.fusion.movement import Concatenation, transposition
 from torch_max_backend.fusion.narrow_sums import narrow_sums
+from torch_max_backend.fusion.prefixes import share_prefixes
 from torch_max_backend.fusion.products import strided_products
 from torch_max_backend.fusion.program import (
     generate_many,
@@ -60,6 +61,7 @@ def fuse(graph: TypedGraph, device: DeviceRef) -> None:
     """
     write_sums(graph, device)
     narrow_sums(graph)
+    share_prefixes(graph)
     join_bias_sums(graph, device)
     strided_products(graph, device)
     strided_attention(graph)
