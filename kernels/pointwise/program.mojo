@@ -213,6 +213,71 @@ struct ProgramOperands[count: Int, dims: Int](
         return value
 
     @always_inline
+    def _in_short_rows[n: Int, length: Int](self, first: Int, lane: Int) -> Int:
+        """Returns the place of an element of several rows of `length`, of which all belong to one place of the digits
+        before the last two."""
+        return (
+            first
+            + lane // length * Int(self.strides[n * Self.dims + Self.dims - 2])
+            + lane % length * Int(self.strides[n * Self.dims + Self.dims - 1])
+        )
+
+    @always_inline
+    def short_rows_if[
+        dtype: DType, n: Int, width: Int, length: Int
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
+        """Reads rows of `length`, where `mask` holds; nothing is read elsewhere.
+        """
+        var first = self._offset[n](place)
+        var value = SIMD[dtype, width]()
+        comptime for lane in range(width):
+            if mask[lane]:
+                value[lane] = self._pointer[dtype, n]()[
+                    unsafe_offset=self._in_short_rows[n, length](first, lane)
+                ]
+        return value
+
+    @always_inline
+    def lines_if[
+        dtype: DType, n: Int, width: Int, length: Int
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
+        """Reads as `short_rows_if` does, where the elements of one place of all rows lie together and `mask` is the same for
+        them."""
+        comptime if width == 1:
+            return self.short_rows_if[dtype, n, width, length](place, mask)
+        comptime rows = width // length
+        var first = self._offset[n](place)
+        var value = SIMD[dtype, width]()
+        comptime for lane in range(length):
+            if mask[lane]:
+                var line = self._load[dtype, rows](
+                    self._pointer[dtype, n]().unsafe_offset(
+                        self._in_short_rows[n, length](first, lane)
+                    )
+                )
+                comptime for row in range(rows):
+                    value[row * length + lane] = line[row]
+        return value
+
+    @always_inline
+    def inside_short_rows[
+        n: Int, width: Int, length: Int
+    ](self, place: ElementPosition[Self.dims]) -> SIMD[DType.bool, width]:
+        """Returns for each element of rows of `length` whether a guard holds.
+        """
+        var first = self._offset[n](place)
+        var mask = SIMD[DType.bool, width](fill=False)
+        comptime for lane in range(width):
+            mask[lane] = UInt32(
+                self._in_short_rows[n, length](first, lane)
+            ) < UInt32(self.data[n])
+        return mask
+
+    @always_inline
     def number[dtype: DType, n: Int, width: Int](self) -> SIMD[dtype, width]:
         """A number of a floating dtype."""
         comptime bits = DType.uint16 if size_of[
@@ -345,10 +410,27 @@ struct ProgramOperands[count: Int, dims: Int](
                     run = self.same[dtype, n, piece](place)
                 elif way == "strided":
                     run = self.strided[dtype, n, piece](place)
-                else:
+                elif way == "each":
                     run = self.each[dtype, n, piece](place)
+                else:
+                    run = self._several_if[way, dtype, n, piece](
+                        place, SIMD[DType.bool, piece](fill=True)
+                    )
                 value = value.insert[offset=part * piece](run)
         return value
+
+    @always_inline
+    def _several_if[
+        way: StaticString, dtype: DType, n: Int, width: Int
+    ](
+        self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
+    ) -> SIMD[dtype, width]:
+        """Reads in one of the ways for short rows."""
+        comptime length = 2 if way == "pairs" or way == "pair_lines" else 4
+        comptime if way == "pair_lines" or way == "four_lines":
+            return self.lines_if[dtype, n, width, length](place, mask)
+        else:
+            return self.short_rows_if[dtype, n, width, length](place, mask)
 
     @always_inline
     def read_if[
@@ -372,8 +454,10 @@ struct ProgramOperands[count: Int, dims: Int](
                 run = self.same_if[dtype, n, piece](place, own)
             elif way == "strided":
                 run = self.strided_if[dtype, n, piece](place, own)
-            else:
+            elif way == "each":
                 run = self.each_if[dtype, n, piece](place, own)
+            else:
+                run = self._several_if[way, dtype, n, piece](place, own)
             value = value.insert[offset=part * piece](run)
         return value
 
@@ -392,8 +476,11 @@ struct ProgramOperands[count: Int, dims: Int](
                 run = self.inside_row[n, piece](place)
             elif way == "same":
                 run = self.inside_same[n, piece](place)
-            else:
+            elif way == "each":
                 run = self.inside_each[n, piece](place)
+            else:
+                comptime length = 2 if way == "pairs" else 4
+                run = self.inside_short_rows[n, piece, length](place)
             mask = mask.insert[offset=part * piece](run)
         return mask
 

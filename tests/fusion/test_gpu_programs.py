@@ -122,3 +122,31 @@ def test_a_convolution_stores_what_two_programs_need() -> None:
     assert [each.entry for each in found if "addmm" in each.ops].count("conv_pointwise") == 2
     (gelu,) = [each for each in found if "gelu" in each.ops]
     assert gelu.entry == "pointwise" and gelu.results == 1
+
+
+def shuffled(x: Tensor, w: Tensor) -> Tensor:
+    """Channels of two halves in turns, as ShuffleNet has them."""
+    left, right = x.chunk(2, -1)
+    both = torch.cat((left, torch.relu(right * w)), -1)
+    return both.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+@pytest.mark.parametrize(("channels", "vector"), [(32, 4), (44, 4), (52, 4)])
+def test_channels_that_take_turns_are_read_in_lines(channels: int, vector: int) -> None:
+    forward, *_ = programs(shuffled, (6, channels), (channels // 2,))
+    assert "pair_lines" in forward.body and '"each"' not in forward.body
+    assert forward.vector == vector
+
+
+def test_rows_that_no_vector_divides_take_smaller_ones() -> None:
+    for channels, vector in ((58, 2), (20, 4), (29, 4)):
+        forward, *_ = programs(lambda x, w: (x * w).sin(), (6, channels), (channels,))
+        assert forward.vector == vector
+        assert ('"each"' in forward.body) == (channels == 29)
+
+
+def test_vectors_lie_in_one_part_of_a_concatenation() -> None:
+    for left, vector in ((12, 4), (14, 2), (16, 4)):
+        forward, *_ = programs(lambda x, w: torch.cat((x.relu(), w.sin()), 1).cos(), (6, left), (6, 32 - left))
+        assert forward.vector == vector
+        assert forward.guards and 'inside["row"' not in forward.body

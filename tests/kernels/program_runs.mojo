@@ -107,6 +107,72 @@ def check_programs() raises:
     row.unsafe_free()
 
 
+def check_short[length: Int, ways: StaticString, lines: StaticString]() raises:
+    """Vectors over several rows of `length`: every way of reading, and guards, give what they give element by element.
+    """
+    comptime rows = 12
+    var x = filled(ROWS * rows * length, 1000)
+    # Operands 0 and 1 step by one from row to row; 2 is a guard on the place in a row, 3 one on the row, too.
+    var operands = ProgramOperands[4, 3]()
+    comptime for k in range(3):
+        comptime extent = ROWS if k == 0 else rows if k == 1 else length
+        var divisor = Divisor(extent)
+        operands.extents[k] = extent
+        operands.multipliers[k] = Int(divisor.multiplier)
+        operands.shifts[k] = Int(divisor.shift)
+    operands.data[0], operands.data[1] = Int(x), Int(x)
+    operands.strides[0], operands.strides[1], operands.strides[2] = (
+        rows * length,
+        1,
+        rows,
+    )
+    operands.strides[3], operands.strides[4], operands.strides[5] = (
+        rows,
+        1,
+        0,
+    )
+    operands.strides[8], operands.starts[2], operands.data[2] = 1, -1, 1
+    operands.strides[10], operands.strides[11] = 1, rows
+    operands.starts[3], operands.data[3] = -3, rows
+    for vector in range(ROWS * rows * length // WIDTH):
+        var places = RunPositions[3, 1](operands.place(vector * WIDTH))
+        var short = operands.inside[ways, 2, WIDTH](places)
+        check(
+            short.eq(operands.inside["each", 2, WIDTH](places)).reduce_and(),
+            "a guard on the place in a row",
+        )
+        var long = operands.inside[ways, 3, WIDTH](places)
+        check(
+            long.eq(operands.inside["each", 3, WIDTH](places)).reduce_and(),
+            "a guard on the row",
+        )
+        comptime for n in range(2):
+            var wanted = operands.read["each", DType.float32, n, WIDTH](places)
+            var found = operands.read[ways, DType.float32, n, WIDTH](places)
+            check(found.eq(wanted).reduce_and(), String(ways))
+            found = operands.read[lines, DType.float32, n, WIDTH](places)
+            check(found.eq(wanted).reduce_and(), String(lines))
+            wanted = short.select(wanted, SIMD[DType.float32, WIDTH]())
+            found = operands.read_if[lines, DType.float32, n, WIDTH](
+                places, short
+            )
+            check(found.eq(wanted).reduce_and(), String(lines) + " inside")
+            wanted = operands.read_if["each", DType.float32, n, WIDTH](
+                places, long
+            )
+            found = operands.read_if[ways, DType.float32, n, WIDTH](
+                places, long
+            )
+            check(found.eq(wanted).reduce_and(), String(ways) + " inside")
+        var one = RunPositions[3, 1](operands.place(vector * WIDTH + 3))
+        check(
+            operands.read[lines, DType.float32, 0, 1](one)
+            == operands.read["each", DType.float32, 0, 1](one),
+            "one element",
+        )
+    x.unsafe_free()
+
+
 def check_functions() raises:
     var x = SIMD[DType.float32, 8](
         nan[DType.float32](),
@@ -133,5 +199,7 @@ def check_functions() raises:
 
 def main() raises:
     check_programs()
+    check_short[2, "pairs", "pair_lines"]()
+    check_short[4, "fours", "four_lines"]()
     check_functions()
     print("right")

@@ -11,6 +11,10 @@ from torch_max_backend.fusion.index_map import refined
 from torch_max_backend.fusion.terms import MAX_GUARDS, Terms
 
 MAX_DIGITS = 8
+_SHORT_ROWS = {2: "pair", 4: "four"}
+"""Lengths of rows of which a GPU's vector has several, as where channels of two tensors take turns, and their names."""
+IN_ROWS = frozenset({"linear", "row", "same", "column"})
+"""Ways to read a vector's elements at once."""
 _BYTES_READ = 128
 """Bytes that a GPU's thread reads before it computes."""
 _SHORT_RUN = 2048
@@ -52,6 +56,27 @@ def vector_of(terms: Terms, target: Literal["cpu", "gpu"]) -> int:
     return 64 // max(4, *sizes) if target == "cpu" else min(8, 16 // min(sizes))
 
 
+def vector_within(terms: Terms, loops: LoopNest, vector: int) -> int:
+    """The largest vector up to ``vector`` that leaves no row, or has several short ones; if one can be, all in the same
+    part of a concatenated value. ``vector`` if there is none."""
+    if len(loops.extents) == 1:
+        return vector
+    found = [each for each in (vector, vector // 2, vector // 4) if each > 1 and _fits(loops, each)]
+    alike = (each for each in found if "row" not in asked_of(terms, loops, each, "gpu"))
+    return next(alike, next(iter(found), vector))
+
+
+def _fits(loops: LoopNest, vector: int) -> bool:
+    return loops.extents[-1] % vector == 0 or _short_row(loops, vector) > 0
+
+
+def _short_row(loops: LoopNest, vector: int) -> int:
+    """The length of rows of which a vector has several, whole ones, within one place of the digit before; else 0."""
+    row = loops.extents[-1]
+    several = row in _SHORT_ROWS and row < vector and len(loops.extents) > 1
+    return row if several and loops.extents[-2] * row % vector == 0 else 0
+
+
 def ways_of(
     terms: Terms, loops: LoopNest, vector: int, target: str, stored: tuple[int, ...] | None = None
 ) -> list[str]:
@@ -61,7 +86,8 @@ def ways_of(
     for leaf, strides in zip(terms.leaves, loops.strides, strict=True):
         way = "linear"
         if leaf.map != terms.identity:
-            way = _way(loops.extents, strides, leaf.map.constant, vector, target)
+            guards = [loops.guards[terms.guards.index(guard)] for guard in leaf.map.guards]
+            way = _way(loops, strides, leaf.map.constant, guards, vector, target)
             if target == "gpu" and shared and way == "row" and not any(strides[:-1]) and not leaf.map.guards:
                 way = "column"
         ways.append(way)
@@ -78,10 +104,24 @@ def _share_last_digit(terms: Terms, loops: LoopNest, stored: tuple[int, ...] | N
     return extents is None or (extents.inner > 1 and extents.inner % row == 0)
 
 
-def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector: int, target: str) -> str:
+def _way(
+    loops: LoopNest,
+    strides: tuple[int, ...],
+    start: int,
+    guards: Sequence[tuple[int, ...]],
+    vector: int,
+    target: str,
+) -> str:
     """How a leaf is read."""
-    if _crosses(extents, vector, target):
-        return "each"
+    if _crosses(loops, vector, target):
+        short = _short_row(loops, vector)
+        if not short:
+            return "each"
+        # What one place of all rows has lies together, and is read or not as a whole.
+        places = (start, strides[-1], *strides[:-2])
+        together = strides[-2] == 1 and not any(number % (vector // short) for number in places)
+        in_lines = together and not any(guard[-2] for guard in guards)
+        return _SHORT_ROWS[short] + ("_lines" if in_lines else "s")
     if strides[-1] == 0:
         return "same"
     if strides[-1] == 1 and (target == "cpu" or all(number % vector == 0 for number in (start, *strides[:-1]))):
@@ -89,15 +129,16 @@ def _way(extents: tuple[int, ...], strides: tuple[int, ...], start: int, vector:
     return "strided"
 
 
-def _crosses(extents: tuple[int, ...], vector: int, target: str) -> bool:
+def _crosses(loops: LoopNest, vector: int, target: str) -> bool:
     """Whether a vector may leave a row: never on a CPU, and on a GPU only where rows end within one."""
-    return target == "gpu" and extents[-1] % vector != 0
+    return target == "gpu" and loops.extents[-1] % vector != 0
 
 
 def asked_of(terms: Terms, loops: LoopNest, vector: int, target: str) -> list[str]:
     """How each guard is asked: once where it holds for all elements of a vector or for none."""
-    if _crosses(loops.extents, vector, target):
-        return ["each"] * len(loops.guards)
+    if _crosses(loops, vector, target):
+        short = _short_row(loops, vector)
+        return [f"{_SHORT_ROWS[short]}s" if short else "each"] * len(loops.guards)
     asked = []
     for guard, strides in zip(terms.guards, loops.guards, strict=True):
         numbers = guard.start, guard.count, *strides[:-1]
@@ -108,7 +149,7 @@ def asked_of(terms: Terms, loops: LoopNest, vector: int, target: str) -> list[st
 
 def parts_of(terms: Terms, ways: Sequence[str], vector: int) -> int:
     """How many vectors a GPU's thread reads before it computes: as many as leave most registers to the computation."""
-    if terms.guards or not {"each", "strided"}.isdisjoint(ways):
+    if terms.guards or not IN_ROWS.issuperset(ways):
         return 1
     wide = (leaf for leaf, way in zip(terms.leaves, ways, strict=True) if way in ("linear", "row"))
     size = sum(leaf.value.dtype.size_in_bytes for leaf in wide) * vector

@@ -12,7 +12,16 @@ from max.dtype import DType
 from torch_max_backend.fusion.branches import Choice, nested
 from torch_max_backend.fusion.idioms import FUNCTIONS, idioms
 from torch_max_backend.fusion.index_map import Guard
-from torch_max_backend.fusion.loop_nest import LoopNest, asked_of, outermost_of, parts_of, vector_of, ways_of
+from torch_max_backend.fusion.loop_nest import (
+    IN_ROWS,
+    LoopNest,
+    asked_of,
+    outermost_of,
+    parts_of,
+    vector_of,
+    vector_within,
+    ways_of,
+)
 from torch_max_backend.fusion.terms import REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops import fused_convolution
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
@@ -276,7 +285,10 @@ def padded(inputs: int) -> int:
 
 def generate(terms: Terms, loops: LoopNest, target: Literal["cpu", "gpu"]) -> Program:
     """The program that computes ``terms``: one for all sizes."""
-    return _over_all("pointwise", terms, loops, target, vector_of(terms, target))
+    vector = vector_of(terms, target)
+    if target == "gpu":
+        vector = vector_within(terms, loops, vector)
+    return _over_all("pointwise", terms, loops, target, vector)
 
 
 def _over_all(
@@ -409,7 +421,7 @@ def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: 
     target = convolution.target
     vector = _EPILOGUE_VECTOR if target == "gpu" else vector_of(terms, target)
     ways = ways_of(terms, loops, vector, target, handed.value.shape)
-    if terms.guards or not {"each", "strided"}.isdisjoint(ways):
+    if terms.guards or not IN_ROWS.issuperset(ways):
         return None
     body = _body(terms, ways, handed=handed, short=_short(terms, target))
     operands = len(terms.roots) + len(terms.leaves) - 1
