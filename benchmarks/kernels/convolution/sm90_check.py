@@ -224,9 +224,17 @@ def recasts(passing: str, problem: Problem, dtype: str) -> list[Tuning]:
             row = (block - 1) * problem.stride + problem.s
             folded = 4 if c <= 4 and 4 * block * problem.stride % vector == 0 else vector * math.ceil(c / vector)
             fits = row * folded <= 16 * vector if folds else block * problem.stride <= 8
-            if q % block == 0 and fits:
+            if q % block == 0 and fits or folds and _lies(problem, c, block, vector):
                 found.append((-2, 0, 0, 1, 1, block, folds, exchanged))
     return found
+
+
+def _lies(problem: Problem, channels: int, block: int, vector: int) -> bool:
+    """Whether a block of pixels is read where it lies; aligned.mojo has the same rule."""
+    row = block * channels
+    is_product = problem.r == problem.s == problem.stride == 1 and problem.padding == 0
+    whole = row % vector == 0 and problem.n * problem.p * problem.q % block == 0
+    return is_product and whole and 4 * vector <= row <= 1024
 
 
 def _wgrad_tunings(passing: str, problem: Problem, processors: int) -> list[tuple[int, int, int, int, int]]:

@@ -10,12 +10,13 @@ Three ways, alone or together:
 - **Blocks** of B neighbouring result pixels of a row are one pixel with B * K filters, whose windows are those of all
   B: (B - 1) * stride + S taps, each filter in its place between zeros. Memory holds the result in this order already.
   Rows of the products, each of which the copy engine brings for every tap, are B times fewer. wgrad makes the
-  gradients of all B filters, in float32, and adds them up.
+  gradients of all B filters, in float32, and adds them up. A row of a block's pixels may fill whole 16-byte rows where
+  one pixel's channels do not: under a 1x1 filter a folded block is read, and written, where it lies.
 
 A filter's zeros meet pixels that are not in its window: where one of those is infinite or NaN, so is the sum.
 """
 
-from std.math import ceildiv
+from std.math import ceildiv, gcd
 from std.sys import size_of
 
 from ..passes import DGRAD, FPROP, WGRAD
@@ -31,6 +32,10 @@ comptime MAX_TRAVERSAL_STRIDE = 8
 
 comptime _MOST_FOLDED = 4
 """Pixels of a block whose row of taps is folded."""
+comptime _MOST_FOLDED_CHANNELS = 1024
+"""Of a block that is folded where it lies."""
+comptime _HALF_FLOPS_PER_BYTE = 384
+"""Operations on 16 bits that take as long as a byte of a copy."""
 comptime _MOST_COLUMNS = 128
 """Of a block that is not folded: the wider tiles are slower by what they save."""
 comptime _MOST_TAPS = 64
@@ -53,6 +58,9 @@ struct Recast(Equatable, ImplicitlyCopyable):
     var exchanges: Bool
     """Whether the problem is the one of exchanged.mojo first."""
 
+    def once_exchanged(self) -> Self:
+        return Self(self.block, self.folds, False)
+
 
 comptime AS_IT_IS = Recast(1, False, False)
 
@@ -70,26 +78,43 @@ struct AlignedProblem(ImplicitlyCopyable):
     var w: AlignedTensor
     var y: AlignedTensor
 
-    def copies[
-        pass_: Int
-    ](self) -> Tuple[AlignedTensor, AlignedTensor, AlignedTensor]:
-        """Returns the result, a and b, in the order of `ConvolutionTensors`."""
-        comptime if pass_ == FPROP:
-            return self.y, self.x, self.w
-        elif pass_ == DGRAD:
-            return self.x, self.y, self.w
-        else:
-            return self.w, self.x, self.y
-
     def bytes(self) -> Int:
         """Returns the bytes of scratch memory for the copies."""
         return self.x.bytes() + self.w.bytes() + self.y.bytes()
+
+
+def _lies_folded[dtype: DType](p: ConvolutionProblem, block: Int) -> Bool:
+    """Returns whether a block's window is its own pixels, in whole 16-byte rows.
+    """
+    comptime vector = 16 // size_of[dtype]()
+    var is_own = p.s == 1 and p.stride_w == 1 and p.pad_w == 0
+    var row = block * p.c
+    return is_own and row % vector == 0 and 2 * row >= stage_length[dtype]()
+
+
+def _in_one_row(p: ConvolutionProblem) -> ConvolutionProblem:
+    """Returns a product without windows with all pixels in one row, other problems as they are.
+    """
+    var strides = max(p.stride_d, p.stride_h, p.stride_w)
+    if p.taps() > 1 or strides > 1 or max(p.pad_d, p.pad_h, p.pad_w) > 0:
+        return p
+    var row = p
+    row.n = 1
+    row.d = 1
+    row.h = 1
+    row.w = p.input_pixels()
+    row.o = 1
+    row.p = 1
+    row.q = row.w
+    return row
 
 
 def _folded[dtype: DType](p: ConvolutionProblem, block: Int) -> Int:
     """Returns the channels of a pixel whose row of taps is folded: windows must begin at multiples of 16 bytes.
     """
     comptime vector = 16 // size_of[dtype]()
+    if _lies_folded[dtype](p, block):
+        return p.c
     var few = p.c <= 4 and 4 * block * p.stride_w % vector == 0
     return 4 if few else _up(p.c, vector)
 
@@ -118,9 +143,12 @@ def takes[
     """Returns whether a problem can be taken so."""
     if recast.block == 1 and not recast.folds:
         return True
-    if pass_ == DGRAD or p.dilation_w != 1 or p.q % recast.block != 0:
+    if pass_ == DGRAD or p.dilation_w != 1:
         return False
-    if _window(p, recast.block) > _MOST_TAPS:
+    if recast.folds and _lies_folded[dtype](p, recast.block):
+        var divides = _in_one_row(p).q % recast.block == 0
+        return divides and recast.block * p.c <= _MOST_FOLDED_CHANNELS
+    if p.q % recast.block != 0 or _window(p, recast.block) > _MOST_TAPS:
         return False
     if recast.folds:
         return _row[dtype](p, recast.block) <= 2 * stage_length[dtype]()
@@ -150,6 +178,35 @@ def _best_block[
     return 0
 
 
+def _block_in_place[dtype: DType](p: ConvolutionProblem) -> Int:
+    """Returns the block whose window is read where it lies in the least time, 1 if that is none: copies of rows that are not
+    whole take time, and products with zeros do."""
+    comptime vector = 16 // size_of[dtype]()
+    comptime flops_per_byte = _HALF_FLOPS_PER_BYTE * 2 // size_of[dtype]()
+    var best = 1
+    var least = Int.MAX
+    for log in range(4):
+        var block = 1 << log
+        var row = block * p.c
+        var result = block * p.k
+        var copied = 0
+        if row % vector != 0:
+            copied += row + _up(row, vector)
+        if result % vector != 0:
+            copied += result + _up(result, vector)
+        var time = flops_per_byte * size_of[dtype]() * copied // block
+        time += 2 * p.taps() * row * p.k
+        var is_whole = row >= stage_length[dtype]() and takes[dtype, FPROP](
+            p, Recast(block, True, False)
+        )
+        if time < least and (
+            block == 1 or is_whole and _lies_folded[dtype](p, block)
+        ):
+            least = time
+            best = block
+    return best
+
+
 def _ways_of[
     dtype: DType, pass_: Int
 ](p: ConvolutionProblem, most_columns: Int) -> Recast:
@@ -160,6 +217,9 @@ def _ways_of[
     comptime stage = stage_length[dtype]()
     if p.groups > 1:
         return AS_IT_IS
+    var in_place = _block_in_place[dtype](p)
+    if in_place > 1 and in_place * p.k <= most_columns:
+        return Recast(in_place, True, False)
     var is_padded = p.c % vector != 0
     # In one stage or two: of very few channels, and in wgrad, whose panels are whole stages, where blocks save taps.
     for stages in range(1, 3):
@@ -214,7 +274,8 @@ def recast_of[
     comptime if pass_ != DGRAD:
         recast = _ways_of[dtype, pass_](p, most_columns)
     comptime if pass_ != FPROP:
-        if may_exchange and can_exchange(p) and p.s > 1:
+        var lies = pass_ == DGRAD and _block_in_place[dtype](exchanged(p)) > 1
+        if may_exchange and can_exchange(p) and (p.s > 1 or lies):
             var other = _ways_of[dtype, exchanged_pass[pass_]()](
                 exchanged(p), most_columns
             )
@@ -237,10 +298,8 @@ def _suits[
     """
     comptime if pass_ != FPROP:
         if recast.exchanges:
-            var other = exchanged(p)
-            other.workspace_limit -= filter_bytes[dtype](p)
             return _suits[dtype, exchanged_pass[pass_]()](
-                other, Recast(recast.block, recast.folds, False)
+                exchanged_beside_filter[dtype](p), recast.once_exchanged()
             )
     var aligned = aligned_problem[dtype, pass_](p, recast)
     var phase = fprop_phase(aligned.problem)
@@ -253,15 +312,27 @@ def filter_bytes[dtype: DType](p: ConvolutionProblem) -> Int:
     return p.w_size() * size_of[dtype]()
 
 
+def exchanged_beside_filter[
+    dtype: DType
+](p: ConvolutionProblem) -> ConvolutionProblem:
+    """Returns the exchanged problem; its workspace has no room for the filter, which is copied.
+    """
+    var other = exchanged(p)
+    other.workspace_limit -= filter_bytes[dtype](p)
+    return other
+
+
 def aligned_problem[
     dtype: DType, pass_: Int
-](p: ConvolutionProblem, recast: Recast) -> AlignedProblem:
+](problem: ConvolutionProblem, recast: Recast) -> AlignedProblem:
     """Returns what the kernels run for a problem that is taken so, or, where that cannot be, padded.
     """
     comptime element = size_of[dtype]()
     comptime vector = 16 // element
-    var way = recast if takes[dtype, pass_](p, recast) else AS_IT_IS
+    var way = recast if takes[dtype, pass_](problem, recast) else AS_IT_IS
     var block = way.block
+    var lies = way.folds and _lies_folded[dtype](problem, block)
+    var p = _in_one_row(problem) if lies else problem
     var taps = _window(p, block)
     var c = _up(p.c, vector)
     var k = _up(block * p.k, vector)
@@ -283,7 +354,8 @@ def aligned_problem[
         # Whole stages, in fprop also halves: to fill the rest of one with zeros takes the copy engine two to four times
         # as long. A window's row goes on over pixels behind it instead, with zeros in the filter.
         comptime whole = stage_length[dtype]() // (2 if pass_ == FPROP else 1)
-        taps = _up(taps * c, whole) // c
+        if not lies:
+            taps = _up(taps * c, whole) // c
         # Up to the end of the last window, in rows that are a multiple of 16 bytes.
         var width = (
             _up(((inner.q - 1) * inner.stride_w + taps) * c, vector) // c

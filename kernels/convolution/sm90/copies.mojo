@@ -176,33 +176,6 @@ def _sum_parts_kernel[
     target.unsafe_store(Int(at), sum.cast[dtype]())
 
 
-def sum_parts[
-    dtype: DType
-](
-    target: Ptr[dtype],
-    to: Extents3,
-    source: Ptr[DType.float32],
-    given: Extents3,
-    place: Placement,
-    ctx: DeviceContext,
-) raises:
-    """Adds up what a tensor has at the `place` of each part of the target."""
-    ctx.enqueue_function[_sum_parts_kernel[dtype]](
-        target,
-        source,
-        Int32(to.size()),
-        Int32(to.b),
-        Int32(to.d),
-        Int32(to.a),
-        Int32(given.b),
-        Int32(given.d),
-        Int32(place.parts),
-        Int32(place.step),
-        grid_dim=(ceildiv(to.size(), _THREADS),),
-        block_dim=(_THREADS,),
-    )
-
-
 @fieldwise_init
 struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
     """Relation of a tensor that the kernels read or write to the user's."""
@@ -221,6 +194,51 @@ struct AlignedTensor(ImplicitlyCopyable, TrivialRegisterPassable):
     def bytes(self) -> Int:
         """Returns the bytes of scratch memory for it."""
         return self.element * self.extents.size() if self.is_made() else 0
+
+
+def _sum_parts[
+    dtype: DType
+](
+    target: Ptr[dtype],
+    tensor: AlignedTensor,
+    made: Ptr[DType.float32],
+    ctx: DeviceContext,
+) raises:
+    ctx.enqueue_function[_sum_parts_kernel[dtype]](
+        target,
+        made,
+        Int32(tensor.given.size()),
+        Int32(tensor.given.b),
+        Int32(tensor.given.d),
+        Int32(tensor.given.a),
+        Int32(tensor.extents.b),
+        Int32(tensor.extents.d),
+        Int32(tensor.place.parts),
+        Int32(tensor.place.step),
+        grid_dim=(ceildiv(tensor.given.size(), _THREADS),),
+        block_dim=(_THREADS,),
+    )
+
+
+def bring_back[
+    dtype: DType
+](
+    target: Ptr[dtype],
+    tensor: AlignedTensor,
+    made: Ptr[dtype],
+    ctx: DeviceContext,
+) raises:
+    """Fills the user's tensor from the one that was made for it, if there is one. Several parts are float32, and are
+    added up."""
+    if not tensor.is_made():
+        return
+    if tensor.place.parts > 1:
+        var parts = Ptr[DType.float32](unsafe_from_address=Int(made))
+        _sum_parts[dtype](target, tensor, parts, ctx)
+    else:
+        copy_aligned[dtype](
+            target, tensor.given, made, tensor.extents, AS_GIVEN, ctx
+        )
 
 
 struct AlignedCopies[dtype: DType]:

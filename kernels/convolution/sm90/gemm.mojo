@@ -16,6 +16,7 @@ from .aligned import (
     MAX_TRAVERSAL_STRIDE,
     Recast,
     aligned_problem,
+    exchanged_beside_filter,
     filter_bytes,
     recast_of,
 )
@@ -32,15 +33,13 @@ from .choice import (
 )
 from .column_sums import Factor
 from .copies import (
-    AS_GIVEN,
     AlignedCopies,
     AlignedTensor,
     Extents3,
     Placement,
-    copy_aligned,
-    sum_parts,
+    bring_back,
 )
-from .exchanged import can_exchange, exchanged, exchanged_pass
+from .exchanged import can_exchange, exchanged_pass
 from .filter_order import exchange_channels
 from .launch import (
     launch_dgrad,
@@ -129,10 +128,8 @@ def gemm_refusal[
         if recast.exchanges:
             if not can_exchange(p):
                 return String("strides, or pads larger than the filter")
-            var inner = exchanged(p)
-            inner.workspace_limit -= filter_bytes[dtype](p)
             return gemm_refusal[dtype, exchanged_pass[pass_]()](
-                inner, Recast(recast.block, recast.folds, False)
+                exchanged_beside_filter[dtype](p), recast.once_exchanged()
             )
     var aligned = aligned_problem[dtype, pass_](p, recast)
     var copies = aligned.bytes()
@@ -222,22 +219,15 @@ def run[
         run_wgrad[dtype, False](ctx, t, problem, recast, t.result, forced)
     else:
         var aligned = aligned_problem[dtype, pass_](problem, recast)
-        var result, a, b = aligned.copies[pass_]()
+        var result = aligned.y if pass_ == FPROP else aligned.x
+        var operand = aligned.x if pass_ == FPROP else aligned.y
         var scratch = AlignedCopies[dtype]()
         var inner = t
-        inner.a = scratch.operand(t.a, a, ctx)
-        inner.b = scratch.operand(t.b, b, ctx)
+        inner.a = scratch.operand(t.a, operand, ctx)
+        inner.b = scratch.operand(t.b, aligned.w, ctx)
         inner.result = scratch.place(t.result, result.bytes(), ctx)
         _run[dtype, pass_](ctx, inner, aligned.problem, aligned.view, forced)
-        if result.is_made():
-            copy_aligned[dtype](
-                t.result,
-                result.given,
-                inner.result,
-                result.extents,
-                AS_GIVEN,
-                ctx,
-            )
+        bring_back[dtype](t.result, result, inner.result, ctx)
         # The copies' memory goes back in stream order.
         _ = scratch^
 
@@ -253,8 +243,7 @@ def _run_exchanged[
     forced: Optional[WgradChoice],
 ) raises:
     """Runs a gradient by the exchanged problem's pass."""
-    var other = exchanged(problem)
-    other.workspace_limit -= filter_bytes[dtype](problem)
+    var other = exchanged_beside_filter[dtype](problem)
     var scratch = AlignedCopies[dtype]()
     var filter = scratch.place(t.b, filter_bytes[dtype](problem), ctx)
     var inner = t
@@ -265,8 +254,9 @@ def _run_exchanged[
         inner.result = filter
         inner.a = t.b
         inner.b = t.a
-    var ways = Recast(recast.block, recast.folds, False)
-    run[dtype, exchanged_pass[pass_]()](ctx, inner, other, ways, forced)
+    run[dtype, exchanged_pass[pass_]()](
+        ctx, inner, other, recast.once_exchanged(), forced
+    )
     comptime if pass_ == WGRAD:
         exchange_channels[dtype](t.result, filter, other, ctx, reverses=True)
     _ = scratch^
@@ -336,9 +326,15 @@ def run_wgrad[
     var dy = scratch.operand(t.b, aligned.y, ctx)
     var parts = aligned.block
     # As float32 where parts are added up; the columns of a copy of dy may be more.
+    var filters = AlignedTensor(
+        Extents3(p.k, 1, 1),
+        Extents3(problem.k, 1, 1),
+        Placement(parts, 0, 0),
+        4,
+    )
     var places = db
     comptime if bias:
-        places = scratch.place(db, 4 * p.k if p.k != problem.k else 0, ctx)
+        places = scratch.place(db, filters.bytes(), ctx)
     var choice = forced.value() if forced else choose_wgrad(
         p, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     )
@@ -355,46 +351,11 @@ def run_wgrad[
                 places,
                 makes_float32=parts > 1,
             )
-    if parts > 1:
-        _sum[dtype](t.result, aligned.w, dw, ctx)
-    elif aligned.w.is_made():
-        copy_aligned[dtype](
-            t.result, aligned.w.given, dw, aligned.w.extents, AS_GIVEN, ctx
-        )
+    bring_back[dtype](t.result, aligned.w, dw, ctx)
     comptime if bias:
-        var filters = AlignedTensor(
-            Extents3(p.k, 1, 1),
-            Extents3(problem.k, 1, 1),
-            Placement(parts, 0, 0),
-            4,
-        )
-        if parts > 1:
-            _sum[dtype](db, filters, places, ctx)
-        elif p.k != problem.k:
-            copy_aligned[dtype](
-                db, filters.given, places, filters.extents, AS_GIVEN, ctx
-            )
+        bring_back[dtype](db, filters, places, ctx)
     # The copies' memory goes back in stream order.
     _ = scratch^
-
-
-def _sum[
-    dtype: DType
-](
-    target: Ptr[dtype],
-    tensor: AlignedTensor,
-    parts: Ptr[dtype],
-    ctx: DeviceContext,
-) raises:
-    """Adds up the parts, which are float32, of a tensor that was made."""
-    sum_parts[dtype](
-        target,
-        tensor.given,
-        Ptr[DType.float32](unsafe_from_address=Int(parts)),
-        tensor.extents,
-        tensor.place,
-        ctx,
-    )
 
 
 @no_inline
