@@ -42,6 +42,18 @@ def merged_heads(x: Tensor, y: Tensor) -> Tensor:
     return heads.permute(0, 5, 6, 1, 3, 2, 4).reshape(2, 16, 8, 8)
 
 
+def in_turns(x: Tensor, w: Tensor) -> Tensor:
+    """A channel of the one half after one of the other, as ShuffleNet has them."""
+    left, right = x.chunk(2, 1)
+    return torch.stack((left, torch.relu(right - w)), 2).flatten(1)
+
+
+def turned_pairs(x: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
+    """Rotary position embedding of neighbouring channels."""
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return x * cosine + turned * sine
+
+
 CASES: dict[str, Case] = {
     "slices": (lambda x: (x[:, 2:5], x[1:], x[:, :, ::3], x[2, 1:, 5], x[:, 1::2, 3:9:2]), digits((5, 7, 24))),
     "slices of vectors' length": (lambda x: (x[:, 16:48] * 2, x[:, 3:51] * 2), digits((40, 64))),
@@ -76,6 +88,12 @@ CASES: dict[str, Case] = {
     "tiles of bool": (lambda x: (x > 0).permute(2, 0, 3, 1).contiguous(), digits((10, 33, 20, 40))),
     "tiles of few columns": (lambda x: x.permute(0, 2, 3, 1).contiguous(), digits((4, 3, 130, 131))),
     "tiles of few rows": (lambda x: x.permute(0, 3, 1, 2).contiguous(), digits((4, 130, 131, 3), dtype=torch.bfloat16)),
+    "channels in turns": (in_turns, digits((40, 58), (29,), dtype=torch.bfloat16)),
+    "channels in turns, in vectors": (in_turns, digits((40, 232), (116,), dtype=torch.bfloat16)),
+    "channels of four in turns": (lambda *x: torch.stack(x, -1).flatten(1) + 1, digits(*[(40, 24)] * 4)),
+    "pairs turned": (turned_pairs, digits((3, 40, 64), (40, 64), (40, 64))),
+    "rows of few": (lambda x, y: (x.view(30, 8, 4) * y).sum(0), digits((30, 32), (4,))),
+    "parts that no vector divides": (lambda x, y: torch.cat([x * 2, y], 1) - 1, digits((60, 14), (60, 18))),
     "slices transposed": (lambda x: x[:, 2:, 1:].transpose(0, 2) + 1, digits((5, 7, 24))),
 }  # fmt: skip
 

@@ -378,7 +378,7 @@ class _Updates:
         self._take_argument = taker([self._positions[result] for result in self._results])
         self._bytes = np.array(inputs.sizes, np.int64)
         self._own = np.array(numbers, np.int64)
-        self._addresses = np.full(len(self._bytes), -1, np.int64)
+        self._addresses: list[int] = []
         leaving.leave_out(frozenset(self._results))
 
     def safe(
@@ -394,21 +394,24 @@ class _Updates:
         # A copy in another memory order is not the argument.
         if not all(map(is_, tensors, self._take_argument(args))) or not self._apart(addresses):
             return {}
-        written_to([tensor for tensor in tensors if not tensor.is_inference()])
+        if any(map(torch.Tensor.is_inference, tensors)):
+            written_to([tensor for tensor in tensors if not tensor.is_inference()])
+        else:
+            written_to(tensors)
         return dict(zip(self._results, tensors, strict=True))
 
     def _apart(self, addresses: Sequence[int]) -> bool:
         """Whether what is updated shares no memory with another argument; quick where nothing has moved."""
-        first = np.array(addresses, np.int64)
-        if np.array_equal(first, self._addresses):
+        if addresses == self._addresses:
             return True
+        first = np.array(addresses, np.int64)
         last, order = first + self._bytes, np.argsort(first)
         # One behind the other, or at least each of those that are updated meets itself alone.
         if (first[order[1:]] < np.maximum.accumulate(last[order[:-1]])).any():
             low, high = first[self._own, None], last[self._own, None]
             if np.count_nonzero((low < last) & (first < high)) != len(self._own):
                 return False
-        self._addresses = first
+        self._addresses = list(addresses)
         return True
 
 
