@@ -30,9 +30,10 @@ def share_prefixes(graph: TypedGraph) -> None:
         if result not in kept and all(map(is_fusible, readers_of(result))):
             counts = range(len(parts) - 1, MAX_GUARDS, -1)
             longest = next((count for count in counts if (axis, parts[:count]) in copies), 0)
-            if longest:
-                left = copies[axis, parts[:longest]], *parts[longest:]
-                joined = Concat(left, (result.like(),), axis, node=operation.node, op=operation.op)
+            shorter = (copies[axis, parts[:longest]], *parts[longest:]) if longest else parts
+            joined = Concat(shorter, (result.like(),), axis, node=operation.node, op=operation.op)
+            if longest and (len(shorter) > MAX_GUARDS or is_fusible(joined)):
+                left = shorter
                 made[result] = graph.add(joined).results[0]
         if len(left) > MAX_GUARDS:
             copies[axis, parts] = result
