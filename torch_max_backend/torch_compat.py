@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from torch._C import _from_dlpack, _functorch
-from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
+from torch._C._dynamo.guards import TensorGuards, _reinterpret_tensor  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import assert_size_stride as _assert_size_stride
 
 # torch.export.default_decompositions would replace the first; it decomposes less. Nothing public gives single ops'.
@@ -98,6 +98,15 @@ tensor_of_capsule: Callable[[object], torch.Tensor] = _from_dlpack
 
 #: Raises AssertionError unless a tensor has these sizes and strides: one call in C.
 assert_size_stride: Callable[..., None] = _assert_size_stride
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether its arguments are what these tensors are: their classes, dtypes, devices, sizes,
+    strides, and bits such as the negative one. Dynamo's guards are such functions."""
+    sizes: Any = [list(each.shape) for each in tensors]
+    strides: Any = [list(each.stride()) for each in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
 
 #: A tensor over a part of another's memory, by shape, strides and offset, that autograd does not take for a view of it:
 #: users may write to it.

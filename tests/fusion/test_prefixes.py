@@ -48,4 +48,3 @@ def test_parts_in_another_order_are_no_prefix() -> None:
         return torch.cos(torch.cat(parts, 1)).sum(0), torch.exp(torch.cat([parts[1], parts[0], *parts[2:]], 1)).sum(0)
 
     assert copies(function, torch.randn(4, 3, 50)) == 2
-

@@ -201,6 +201,7 @@ def moved(g: Drawing) -> None:
         f"{x}.repeat({', '.join(str(rng.choice((1, 1, 2))) for _ in range(rank))})",
         f"{x}.repeat_interleave(2, {axis})",
         f"torch.stack([{x}, {x}], {axis})",
+        f"torch.stack([{x}, {x} * 0.5], -1).flatten(-2)",
         f"{x}.rot90()",
         f"F.pad({x}, (1, 2))",
         f"{x}.tile((2,))",

@@ -216,10 +216,22 @@ def windows(g: Drawing) -> None:
 
 def shuffle(g: Drawing) -> None:
     x, _, shape = _image(g, (4,))
-    if shape[1] % 4 == 0 and g.rng.random() < 0.6:
+    groups = [count for count in (2, 3, 4) if shape[1] % count == 0]
+    if groups and g.rng.random() < 0.4:
+        g.add(f"{x}.unflatten(1, ({g.rng.choice(groups)}, -1)).transpose(1, 2).flatten(1, 2)")
+    elif shape[1] % 4 == 0 and g.rng.random() < 0.6:
         g.add(f"F.pixel_shuffle({x}, 2)")
     else:
         g.add(f"F.pixel_unshuffle({x}, 2)")
+
+
+def dense(g: Drawing) -> None:
+    """Layers that each read all before them."""
+    x, _, _ = _image(g, least=2)
+    parts = [x]
+    for _ in range(g.rng.randint(2, 12)):
+        (whole,) = g.add(f"torch.cat([{', '.join(parts)}], 1)")
+        parts += g.add(f"torch.tanh({whole}).mean(1, keepdim=True)")
 
 
 def padding(g: Drawing) -> None:
@@ -307,7 +319,8 @@ LAYERS = {
     interpolation: 4,
     sampling: 1.5,
     windows: 1.5,
-    shuffle: 1,
+    shuffle: 2,
+    dense: 0.5,
     padding: 3,
     loss: 4,
     regions: 1,
