@@ -88,18 +88,21 @@ def wheel_first_steps() -> str:
 
 def host_time() -> str:
     """The parts of our calls, and the totals of the other contenders."""
-    names = ("host_time_cpu", "host_time_h200")
+    places = {"host_time_cpu": "", "host_time_h200": ", H200"}
+    names = [name for name in places if (RESULTS / f"{name}.json").exists()]
     parts = ("arguments", "launches", "results", "around", "total")
     found = {name: read(name)["rows"] for name in names}
     measured = {row["contender"] for rows in found.values() for row in rows}
     others = [name for name in CONTENDERS if name in measured and name != MAX]
     cells = []
-    for name, place in zip(names, ("", ", H200"), strict=True):
+    for name in names:
         times = {(row["model"], row["call"], row["contender"]): row["microseconds"] for row in found[name]}
         for model, call in dict.fromkeys(key[:2] for key in times):
             totals = [times.get((model, call, each), {}).get("total") for each in others]
             numbers = [*(times[model, call, MAX][part] for part in parts), *totals]
-            cells.append([f"{model}, {call}{place}", *("" if each is None else f"{each:.0f}" for each in numbers)])
+            cells.append(
+                [f"{model}, {call}{places[name]}", *("" if each is None else f"{each:.0f}" for each in numbers)]
+            )
     return grid(["call", *parts, *(CONTENDERS[name].label for name in others)], cells) + origin(*names)
 
 
@@ -375,6 +378,10 @@ def convolution_few_channels() -> str:
     return _beside_cudnn({dtype: f"convolution_few_channels_h200_{dtype}" for dtype in DRAWN_DTYPES})
 
 
+def convolution_odd_channels() -> str:
+    return _beside_cudnn({dtype: f"convolution_odd_channels_h200_{dtype}" for dtype in DRAWN_DTYPES})
+
+
 def _beside_cudnn(names: Mapping[str, str]) -> str:
     """A dtype's pass in each line, from the result files of the dtypes."""
     rows = []
@@ -566,7 +573,8 @@ TABLES: dict[str, Callable[[], str]] = {
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
         step_memory, step_memory_gpu, gpu_tests,
         convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_cpu, convolution_workspace,
-        convolution_hopper, convolution_few_channels, convolution_sanitizer, pooling_gpu, pooling_cpu, pooling_memory,
+        convolution_hopper, convolution_few_channels, convolution_odd_channels, convolution_sanitizer,
+        pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,
         compile_cost, first_steps, wheel_first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,

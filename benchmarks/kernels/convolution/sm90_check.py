@@ -224,7 +224,7 @@ def recasts(passing: str, problem: Problem, dtype: str) -> list[Tuning]:
             row = (block - 1) * problem.stride + problem.s
             folded = 4 if c <= 4 and 4 * block * problem.stride % vector == 0 else vector * math.ceil(c / vector)
             fits = row * folded <= 16 * vector if folds else block * problem.stride <= 8
-            if q % block == 0 and fits or folds and _lies(problem, c, block, vector):
+            if (q % block == 0 and fits) or (folds and _lies(problem, c, block, vector)):
                 found.append((-2, 0, 0, 1, 1, block, folds, exchanged))
     return found
 

@@ -62,7 +62,7 @@ def test_others_are_refused(inputs: Inputs) -> None:
 
 
 def test_what_keeps_changing_is_not_learned_for_ever(inputs: Inputs) -> None:
-    """A parameter that is frozen in every other call is another argument to the short way: it enters by the long one."""
+    """A parameter that is frozen in every other call is another argument to the short way."""
     gradient = torch.randn(6, 4).t()
     for call in range(4 * handover._LEARNED):
         entered(inputs, nn.Parameter(torch.randn(4, 6), requires_grad=call % 2 == 0), gradient)
