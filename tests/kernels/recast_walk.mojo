@@ -130,6 +130,8 @@ def _taken[
     var copy = _copied(aligned.x, x)
     if aligned.x.is_made() and len(copy) != p.n * view.image:
         raise Error("a view has another size than its tensor")
+    if aligned.problem.n != p.n:
+        raise Error("a block has pixels of two images")
     comptime if pass_ == FPROP:
         var made = _product[FPROP](
             aligned.problem,

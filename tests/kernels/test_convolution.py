@@ -482,6 +482,19 @@ def test_an_infinity_stays_near_its_windows(convolutions: Convolutions, c: int, 
         assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(wanted))
 
 
+@pytest.mark.parametrize("channels", [58, 20])
+def test_an_infinity_under_a_1x1_filter_stays_in_its_image(convolutions: Convolutions, channels: int) -> None:
+    """Hopper's kernels take odd channels in blocks of pixels, which have no pixels of two images."""
+    case = C("", 2, channels, channels, (6, 6), (1, 1), (1,), dtype=BF16)
+    _skip_if_absent(convolutions, case)
+    x, w, dy = case.inputs(lambda shape: torch.randint(-2, 3, shape))
+    reference = case.reference([x, w, dy])
+    x[0, :, -1, -1], dy[1, :, 0, 0] = torch.inf, torch.inf
+    results = dict(zip(OPS, convolutions.one(case, [x, w, dy]), strict=True))
+    assert torch.equal(results["fprop"][1], reference["fprop"][1].to(BF16))
+    assert torch.equal(results["dgrad"][0], reference["dgrad"][0].to(BF16))
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize(("channels", "groups"), [(8, 2), (32, 4), (128, 16), (64, 1)])
 def test_a_pixel_that_no_window_covers_is_not_read(

@@ -20,7 +20,7 @@ CASES = {
     "few of both": ConvolutionProblem.from_sizes(2, 5, 2, [6, 12], [3, 5], padding=[1, 2]),
     "pointwise": ConvolutionProblem.from_sizes(2, 16, 12, [3, 8], [1, 1]),
     "pointwise, odd channels": ConvolutionProblem.from_sizes(1, 58, 58, [2, 8], [1, 1]),
-    "pointwise, odd rows": ConvolutionProblem.from_sizes(2, 20, 12, [3, 7], [1, 1]),
+    "pointwise, odd rows": ConvolutionProblem.from_sizes(2, 20, 12, [4, 7], [1, 1]),
     "pointwise along rows": ConvolutionProblem.from_sizes(1, 20, 12, [5, 8], [3, 1], padding=[1, 0]),
     "windows beside each other": ConvolutionProblem.from_sizes(1, 4, 8, [6, 24], [3, 3], stride=[3]),
     "wide strides": ConvolutionProblem.from_sizes(1, 3, 8, [9, 35], [5, 5], stride=[2, 4], padding=[2]),

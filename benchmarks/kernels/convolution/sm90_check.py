@@ -233,7 +233,7 @@ def _lies(problem: Problem, channels: int, block: int, vector: int) -> bool:
     """Whether a block of pixels is read where it lies; aligned.mojo has the same rule."""
     row = block * channels
     is_product = problem.r == problem.s == problem.stride == 1 and problem.padding == 0
-    whole = row % vector == 0 and problem.n * problem.p * problem.q % block == 0
+    whole = row % vector == 0 and problem.p * problem.q % block == 0
     return is_product and whole and 4 * vector <= row <= 1024
 
 

@@ -93,16 +93,15 @@ def _lies_folded[dtype: DType](p: ConvolutionProblem, block: Int) -> Bool:
 
 
 def _in_one_row(p: ConvolutionProblem) -> ConvolutionProblem:
-    """Returns a product without windows with all pixels in one row, other problems as they are.
+    """Returns a product without windows with all pixels of an image in one row, other problems as they are.
     """
     var strides = max(p.stride_d, p.stride_h, p.stride_w)
     if p.taps() > 1 or strides > 1 or max(p.pad_d, p.pad_h, p.pad_w) > 0:
         return p
     var row = p
-    row.n = 1
     row.d = 1
     row.h = 1
-    row.w = p.input_pixels()
+    row.w = p.d * p.h * p.w
     row.o = 1
     row.p = 1
     row.q = row.w
@@ -179,8 +178,8 @@ def _best_block[
 
 
 def _block_in_place[dtype: DType](p: ConvolutionProblem) -> Int:
-    """Returns the block whose window is read where it lies in the least time, 1 if that is none: copies of rows that are not
-    whole take time, and products with zeros do."""
+    """Returns the block whose window is read where it lies in the least time, 1 if that is none: copies of rows that
+    are not whole take time, and products with zeros do."""
     comptime vector = 16 // size_of[dtype]()
     comptime flops_per_byte = _HALF_FLOPS_PER_BYTE * 2 // size_of[dtype]()
     var best = 1
