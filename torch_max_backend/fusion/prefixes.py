@@ -7,6 +7,7 @@ every eight or so, one is a copy.
 
 from __future__ import annotations
 
+from torch_max_backend.fusion.movement import concatenation
 from torch_max_backend.fusion.terms import MAX_GUARDS, in_memory, is_fusible, readers_of
 from torch_max_backend.typed_graph import TypedGraph
 from torch_max_backend.typed_graph.operations import Concat, Value
@@ -20,22 +21,21 @@ def share_prefixes(graph: TypedGraph) -> None:
     made: dict[Value, Value] = {}
     kept = {in_memory(value) for value in graph.results}
     for operation in list(graph.operations):
-        if not isinstance(operation, Concat):
+        whole = concatenation(operation)
+        if whole is None or not isinstance(operation, Concat):
             continue
-        (result,), axis = operation.results, operation.axis
-        parts = tuple(part for part in operation.operands if part.size)
-        if len(parts) <= MAX_GUARDS or result.shape is None:
-            continue
-        left = parts
-        if result not in kept and all(map(is_fusible, readers_of(result))):
-            counts = range(len(parts) - 1, MAX_GUARDS, -1)
-            longest = next((count for count in counts if (axis, parts[:count]) in copies), 0)
-            shorter = (copies[axis, parts[:longest]], *parts[longest:]) if longest else parts
-            joined = Concat(shorter, (result.like(),), axis, node=operation.node, op=operation.op)
-            if longest and (len(shorter) > MAX_GUARDS or is_fusible(joined)):
-                left = shorter
-                made[result] = graph.add(joined).results[0]
-        if len(left) > MAX_GUARDS:
-            copies[axis, parts] = result
+        result, axis, parts = whole.result, operation.axis, tuple(whole.parts)
+        for_programs = result not in kept and all(map(is_fusible, readers_of(result)))
+        counts = range(len(parts) - 1, MAX_GUARDS, -1) if for_programs else ()
+        longest = next((count for count in counts if (axis, parts[:count]) in copies), 0)
+        if longest:
+            left = copies[axis, parts[:longest]], *parts[longest:]
+            shorter = Concat(left, (result.like(),), axis, node=operation.node, op=operation.op)
+            is_read_in_parts = is_fusible(shorter)
+            if is_read_in_parts or concatenation(shorter) is not None:
+                made[result] = graph.add(shorter).results[0]
+            if is_read_in_parts:
+                continue
+        copies[axis, parts] = result
     if made:
         graph.settle(made)

@@ -394,10 +394,7 @@ class _Updates:
         # A copy in another memory order is not the argument.
         if not all(map(is_, tensors, self._take_argument(args))) or not self._apart(addresses):
             return {}
-        if any(map(torch.Tensor.is_inference, tensors)):
-            written_to([tensor for tensor in tensors if not tensor.is_inference()])
-        else:
-            written_to(tensors)
+        written_to([tensor for tensor in tensors if not tensor.is_inference()])
         return dict(zip(self._results, tensors, strict=True))
 
     def _apart(self, addresses: Sequence[int]) -> bool:
