@@ -255,7 +255,8 @@ def narrow_transpose_kernel[
     var thread = Int32(thread_idx.x)
     var count = by_few.value
     var long = Int32(tile.rows if few_columns else tile.columns)
-    # Neighbouring threads are neighbours along the long digit; shared memory is [long][few], as the other side wants it.
+    # Neighbouring threads are neighbours along the long digit; shared memory is [long][few], as the other side wants
+    # it.
     comptime if few_columns:
         var values = Array[V, turns * few](fill=0)
         comptime for turn in range(turns):

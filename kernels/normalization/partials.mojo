@@ -34,6 +34,16 @@ trait Partials(KernelArgument):
         ...
 
 
+@always_inline
+def _joined(part: Int, fold: Int64) -> Tuple[Int, Int]:
+    """Returns the slice or slot of a part, and which of the `fold` joined rows it has.
+    """
+    if fold == 1:
+        return (part, 0)
+    var found = divide(Int32(part), Int32(fold))
+    return (Int(found[0]), Int(found[1]))
+
+
 @fieldwise_init
 struct Slices(Partials):
     """Slices of `share` rows, the last one shorter, of a tensor that is seen as rows of `fold * channels` columns:
@@ -53,16 +63,8 @@ struct Slices(Partials):
         return Int(self.fold) * Int(self.slices)
 
     @always_inline
-    def _slice(self, part: Int) -> Tuple[Int, Int]:
-        """A part's slice, and which of the joined rows it has."""
-        if self.fold == 1:
-            return (part, 0)
-        var found = divide(Int32(part), Int32(self.fold))
-        return (Int(found[0]), Int(found[1]))
-
-    @always_inline
     def place(self, channel: Int, part: Int) -> Int:
-        var found = self._slice(part)
+        var found = _joined(part, self.fold)
         var width = Int(self.fold) * Int(self.channels)
         return found[0] * width + found[1] * Int(self.channels) + channel
 
@@ -74,7 +76,7 @@ struct Slices(Partials):
     def count[
         acc: DType
     ](self, partials: Ptr[acc], channel: Int, part: Int) -> Scalar[acc]:
-        var before = self._slice(part)[0] * Int(self.share)
+        var before = _joined(part, self.fold)[0] * Int(self.share)
         return Scalar[acc](min(Int(self.share), Int(self.wide_rows) - before))
 
     @always_inline
@@ -103,13 +105,10 @@ struct Slots(Partials):
     @always_inline
     def _slot(self, channel: Int, part: Int) -> Tuple[Int, Int]:
         """A part's slot, and which of the joined rows it has."""
+        var slot, row = _joined(part, self.fold)
         if self.fold == 1:
-            return (
-                self._tile(channel)[0] + part * Int(self.column_tiles),
-                0,
-            )
-        var found = divide(Int32(part), Int32(self.fold))
-        return (Int(found[0]), Int(found[1]))
+            slot = self._tile(channel)[0] + part * Int(self.column_tiles)
+        return (slot, row)
 
     @always_inline
     def _tile(self, channel: Int) -> Tuple[Int, Int]:

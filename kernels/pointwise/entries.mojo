@@ -1,8 +1,9 @@
 """The pointwise family's entries in its libraries: a generated program, run over all elements.
 
-A call has the size, and a list of numbers, those of its loop nest: the extents of the digits, then each operand's strides, in
-the order of the operands (program.mojo), then each operand's start, for each guard its start and its extent, and the numbers'
-bits. Then come the operands' addresses, results first. `Program.signature` in torch_max_backend/fusion/program.py declares it.
+A call has the size, and a list of numbers, those of its loop nest: the extents of the digits, then each operand's
+strides, in the order of the operands (program.mojo), then each operand's start, for each guard its start and its
+extent, and the numbers' bits. Then come the operands' addresses, results first. `Program.signature` in
+torch_max_backend/fusion/program.py declares it.
 """
 
 from max.gpu.host import DeviceContext

@@ -74,8 +74,8 @@ def pointwise_gpu[
     aligned: Bool,
     ctx: DeviceContext,
 ) raises:
-    """Computes `size` elements of each result; by vectors where all memory is `aligned` for them. Where `outermost` is not
-    0, rows are whole vectors.
+    """Computes `size` elements of each result; by vectors where all memory is `aligned` for them. Where `outermost` is
+    not 0, rows are whole vectors.
     """
     var first = 0
     comptime if vector > 1:

@@ -245,8 +245,8 @@ struct ProgramOperands[count: Int, dims: Int](
     ](
         self, place: ElementPosition[Self.dims], mask: SIMD[DType.bool, width]
     ) -> SIMD[dtype, width]:
-        """Reads as `short_rows_if` does, where the elements of one place of all rows lie together and `mask` is the same for
-        them."""
+        """Reads as `short_rows_if` does, where the elements of one place of all rows lie together and `mask` is the
+        same for them."""
         comptime if width == 1:
             return self.short_rows_if[dtype, n, width, length](place, mask)
         comptime rows = width // length

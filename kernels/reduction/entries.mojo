@@ -1,7 +1,7 @@
 """The reduction family's entries in its libraries: a generated program, whose values are reduced, and running sums.
 
-A call of a program has the operand's outer, reduced and inner extents, then the loop nest and the operands' addresses as in
-pointwise/entries.mojo.
+A call of a program has the operand's outer, reduced and inner extents, then the loop nest and the operands' addresses
+as in pointwise/entries.mojo.
 """
 
 from max.gpu.host import DeviceContext

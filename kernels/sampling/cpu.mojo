@@ -443,8 +443,8 @@ def sample_input_gradient_cpu[
     var points = Int(p.points)
     var channels = Int(p.channels)
     var dx = rebind[Ptr[Acc]](sums_of_image)
-    # Parts of channels: whole vectors where they are innermost, and no more than cores need, since each part looks at all
-    # points.
+    # Parts of channels: whole vectors where they are innermost, and no more than cores need, since each part looks at
+    # all points.
     var wanted = ceildiv(worker_count(), Int(p.batch))
     var part = max(ceildiv(channels, wanted), 1)
     comptime if channels_last:

@@ -1,5 +1,5 @@
-"""Entries of convolutions on a CPU that compute a pointwise program of their result (kernels/pointwise/program.mojo) while
-it lies in the cache. `FusedCall` (fused.mojo) says what a call gets.
+"""Entries of convolutions on a CPU that compute a pointwise program of their result (kernels/pointwise/program.mojo)
+while it lies in the cache. `FusedCall` (fused.mojo) says what a call gets.
 """
 
 from std.memory.alloc import unsafe_alloc

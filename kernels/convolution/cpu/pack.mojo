@@ -120,7 +120,8 @@ def pack_forward[
         c += width
     for v in range(vectors):
         var left = min(width, kg - (first_vector + v) * width)
-        # What whole blocks have left: the last channels, and every channel of a vector that ends beyond the last column.
+        # What whole blocks have left: the last channels, and every channel of a vector that ends beyond the last
+        # column.
         for rest in range(c if v < full else 0, cg):
             for i in range(width):
                 var value = Scalar[acc_type](0)

@@ -155,7 +155,8 @@ def depthwise_wgrad_kernel[
             return values^
 
         comptime if step > 0 and (step == 1 or tap_rows > step + 1):
-            # dy's rows that the row of x at hand meets, in a ring; what comes next is loaded before this row's products.
+            # dy's rows that the row of x at hand meets, in a ring; what comes next is loaded before this row's
+            # products.
             comptime lines = ceildiv(tap_rows, step)
             var ring = Array[Array[T, width], lines](
                 fill=Array[T, width](fill=0)

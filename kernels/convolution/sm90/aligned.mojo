@@ -34,8 +34,8 @@ comptime _MOST_FOLDED = 4
 """Pixels of a block whose row of taps is folded."""
 comptime _MOST_FOLDED_CHANNELS = 1024
 """Of a block that is folded where it lies."""
-comptime _HALF_FLOPS_PER_BYTE = 384
-"""Operations on 16 bits that take as long as a byte of a copy."""
+comptime _FLOPS_PER_COPY = 768
+"""Operations of products that take as long as an element of a copy, read or written."""
 comptime _MOST_COLUMNS = 128
 """Of a block that is not folded: the wider tiles are slower by what they save."""
 comptime _MOST_TAPS = 64
@@ -181,7 +181,6 @@ def _block_in_place[dtype: DType](p: ConvolutionProblem) -> Int:
     """Returns the block whose window is read where it lies in the least time, 1 if that is none: copies of rows that
     are not whole take time, and products with zeros do."""
     comptime vector = 16 // size_of[dtype]()
-    comptime flops_per_byte = _HALF_FLOPS_PER_BYTE * 2 // size_of[dtype]()
     var best = 1
     var least = Int.MAX
     for log in range(4):
@@ -193,7 +192,7 @@ def _block_in_place[dtype: DType](p: ConvolutionProblem) -> Int:
             copied += row + _up(row, vector)
         if result % vector != 0:
             copied += result + _up(result, vector)
-        var time = flops_per_byte * size_of[dtype]() * copied // block
+        var time = _FLOPS_PER_COPY * copied // block
         time += 2 * p.taps() * row * p.k
         var is_whole = row >= stage_length[dtype]() and takes[dtype, FPROP](
             p, Recast(block, True, False)

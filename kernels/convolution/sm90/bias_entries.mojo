@@ -38,8 +38,8 @@ def conv_wgrad_bias[
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """The weight gradient, and the bias gradient, the sums of dy over N, O, P and Q.
 
-    What the implicit matrix product does not take, or another kernel is chosen for, goes to the library function `rest`,
-    which computes the weight gradient alone; a plain kernel adds dy up.
+    What the implicit matrix product does not take, or another kernel is chosen for, goes to the library function
+    `rest`, which computes the weight gradient alone; a plain kernel adds dy up.
     """
     var numbers = ConvolutionNumbers.take(arguments)
     var dw = arguments.take[dtype, 5]()

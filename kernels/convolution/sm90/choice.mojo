@@ -342,7 +342,8 @@ def choose_wgrad(p: ConvolutionProblem, processors: Int) -> WgradChoice:
     comptime for i in range(len(WGRAD_SHAPES)):
         comptime shape = WGRAD_SHAPES[i]
         comptime products = WGRAD_STEP[i]
-        # Alone, clusters that join, blocks that share copies. Consumers that sum the same tile join at least with each other.
+        # Alone, clusters that join, blocks that share copies. Consumers that sum the same tile join at least with each
+        # other.
         for way in range(7):
             var choice = WgradChoice(i, 0, 0, 1, 1)
             if way <= 3:

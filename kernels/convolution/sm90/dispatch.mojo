@@ -13,13 +13,14 @@ from .grouped import GroupedGemm
 from .plan import STAGE_LENGTH
 
 comptime _FEW_OF_THREE_AXES = 32
-"""Channels on both sides: as they are, 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels, and recast half as
-long."""
+"""Channels on both sides: as they are, 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels, and recast
+half as long."""
 comptime _FEW_CHANNELS = 4
 """Of float32, what gpu/gemm_col2im.mojo takes."""
 comptime _FEW_IN_BLOCK = 32
 comptime _MIN_DEPTH = 12
-"""Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels together."""
+"""Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels
+together."""
 comptime _FEW_IN_GROUP = 32
 """Channels of a group: with so few most of a stage would be zeros (gpu/halo_gather.mojo)."""
 
@@ -81,7 +82,8 @@ def runs_fused[
     dtype: DType, pass_: Int, max_phases: Int
 ](t: ConvolutionTensors[dtype], p: ConvolutionProblem) -> Bool:
     """Returns whether the matrix products with a program in their store, of `max_phases` phases at most, run the
-    problem as it is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py) forecasts it.
+    problem as it is. While a graph is built, `phases_in_store` (torch_max_backend/mojo_ops/fused_convolution.py)
+    forecasts it.
     """
     comptime if compiles_fused[dtype, pass_]():
         comptime vector = 16 // size_of[dtype]()

@@ -1,5 +1,5 @@
-"""A convolution of stride 1 as one from y to x: its data gradient is that one's forward pass, and its weight gradient is that
-one's, with the taps of the filter in reverse and its two kinds of channels exchanged.
+"""A convolution of stride 1 as one from y to x: its data gradient is that one's forward pass, and its weight gradient
+is that one's, with the taps of the filter in reverse and its two kinds of channels exchanged.
 
 With taps t' = T - 1 - t, and pad' = (T - 1) * dilation - pad along every axis:
 

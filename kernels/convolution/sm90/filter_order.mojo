@@ -27,8 +27,8 @@ def _filter_order_kernel[
     c: Int32,
     reverses: Int32,
 ):
-    """Writes target [C, taps, K] of source [K, taps, C], with `reverses` the taps from the last to the first; one square of one
-    tap for each block."""
+    """Writes target [C, taps, K] of source [K, taps, C], with `reverses` the taps from the last to the first; one
+    square of one tap for each block."""
     # One more column, so that neither way meets a bank twice.
     var square = stack_allocation[
         _SIDE * (_SIDE + 1), Scalar[dtype], address_space=AddressSpace.SHARED

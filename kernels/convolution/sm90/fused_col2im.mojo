@@ -1,14 +1,14 @@
 """The dgrad of an image's few channels: a product and col2im in one kernel.
 
-The product with one column of dx for each channel would multiply 64 columns to keep three, and read dy once for every tap.
-Here columns are (tap, channel) pairs instead, and dy is read once:
+The product with one column of dx for each channel would multiply 64 columns to keep three, and read dy once for every
+tap. Here columns are (tap, channel) pairs instead, and dy is read once:
 
     z[pixel of dy, (tap, c)] = sum over k  dy[pixel, k] * w[k, tap, c]         wgmma, all taps of one phase
     dx[h, w, c]              = sum over taps  z[the pixel that the tap connects, (tap, c)]
 
-A block holds z of a window of dy, with the rim that the taps reach over, in shared memory; no sum leaves it before it is
-whole, and every addition has its place. One warpgroup copies windows, three take turns at them: while one multiplies,
-another gathers.
+A block holds z of a window of dy, with the rim that the taps reach over, in shared memory; no sum leaves it before it
+is whole, and every addition has its place. One warpgroup copies windows, three take turns at them: while one
+multiplies, another gathers.
 
 Drawn problems on an H200 take 0.61 (bfloat16) and 0.47 (float16) of cuDNN's time (convolution_by_kernel.json).
 """
@@ -76,7 +76,8 @@ comptime _CONSUMERS = 3
 comptime _THREADS = 128 * (1 + _CONSUMERS)
 """Of a block: one more warpgroup copies."""
 comptime _PITCH = COLUMNS + 4
-"""Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't collide."""
+"""Floats from one pixel of z to the next: neighbours lie 4 banks apart, so that 16-byte reads of eight don't
+collide."""
 comptime _Z_BYTES = PIXELS * _PITCH * 4
 """Of a consumer's products in shared memory, float32."""
 comptime _SHARED_BYTES = 1024 + RING_BYTES + _CONSUMERS * _Z_BYTES + 256
@@ -315,8 +316,8 @@ def fused_col2im_kernel[
         for chunk in range(Int(plan.channel_blocks())):
             var round, slot = divide(step + Int32(chunk), window.stages)
             var parity = UInt32(round) & 1
-            # Another warpgroup may have had this slot before, and its copy may still be under way: a barrier tells even rounds
-            # from odd ones only, so this one's could not be told from the one before that.
+            # Another warpgroup may have had this slot before, and its copy may still be under way: a barrier tells even
+            # rounds from odd ones only, so this one's could not be told from the one before that.
             mbarrier_wait(empty + UInt32(slot) * 8, parity ^ 1)
             mbarrier_wait(full + UInt32(slot) * 8, parity)
         for phase in range(Int(window.phases)):

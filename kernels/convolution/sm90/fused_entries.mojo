@@ -57,12 +57,13 @@ def conv_pointwise_sums[
         SIMD[dtype, width],
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
-    """fprop or dgrad, by the Hopper kernel with the program in its store, which also makes the `sums` of what it stores. For
-    a problem or an address that it does not take, by the library function `plain`, into a buffer where a pass over that
-    follows, and by the library function `plain_sums`. Without a program the result is the convolution's own.
+    """fprop or dgrad, by the Hopper kernel with the program in its store, which also makes the `sums` of what it
+    stores. For a problem or an address that it does not take, by the library function `plain`, into a buffer where a
+    pass over that follows, and by the library function `plain_sums`. Without a program the result is the convolution's
+    own.
 
-    A `narrow` result has so many channels at most, with 0 any number. It has `max_phases` phases at most. A `heavy` program
-    needs many registers for a vector.
+    A `narrow` result has so many channels at most, with 0 any number. It has `max_phases` phases at most. A `heavy`
+    program needs many registers for a vector.
     """
     var call = FusedCall[count, dims, sums](arguments)
     var operands = call.operands

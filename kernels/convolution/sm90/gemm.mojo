@@ -209,8 +209,8 @@ def run[
     recast: Recast,
     forced: Optional[WgradChoice] = None,
 ) raises:
-    """Runs a problem that `Gemm` takes, taken as `recast` says. A forced choice is for measurements; for fprop and dgrad
-    only its shape, an index into TILE_SHAPES, counts."""
+    """Runs a problem that `Gemm` takes, taken as `recast` says. A forced choice is for measurements; for fprop and
+    dgrad only its shape, an index into TILE_SHAPES, counts."""
     comptime if pass_ != FPROP:
         if recast.exchanges:
             _run_exchanged[dtype, pass_](ctx, t, problem, recast, forced)
@@ -425,9 +425,9 @@ def run_fused[
     """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
     over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
-    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `max_phases` at most. A `heavy`
-    epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the columns of a
-    block.
+    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `max_phases` at most. A
+    `heavy` epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the
+    columns of a block.
     """
     comptime shape = _fused_shape(narrow, heavy)
     comptime if pass_ == FPROP:

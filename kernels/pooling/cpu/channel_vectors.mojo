@@ -179,8 +179,8 @@ def _pool_fprop_vectors[
                     var ahead = c + PREFETCH_DISTANCE // size_of[dtype]()
                     if count > MANY_TAPS and c + W < channels:
                         ahead = c + W
-                    # Asking all at once leaves the loads that follow waiting in the same queue: not where windows that share
-                    # no pixels are read in the order of the memory.
+                    # Asking all at once leaves the loads that follow waiting in the same queue: not where windows that
+                    # share no pixels are read in the order of the memory.
                     var ask_first = fresh_count < count
                     for k in range(fresh_count if ask_first else 0):
                         ask_for[W](

@@ -86,8 +86,8 @@ struct Lane(TrivialRegisterPassable):
         """Returns this thread's lane."""
         var block = Int32(block_idx.x)
         var strip = Int32(0)
-        # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes beside each
-        # other, which share rows of windows and lines of dx.
+        # Long strips are a block's: what hangs on the strip alone then costs no lanes. Short ones are taken by lanes
+        # beside each other, which share rows of windows and lines of dx.
         comptime if not S.strips_beside():
             block, strip = t.by_strips.divide(block)
         # Lanes that no team needs do as others do and store nothing.

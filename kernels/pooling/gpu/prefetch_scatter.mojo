@@ -77,8 +77,8 @@ def max_pool_dgrad_prefetch_scatter[
     var part = keep(c.per_row if argmax == OFFSET else c.per_width)
     var slab_in = p.h.input * width
     var slab_out = p.h.output * windows_w
-    # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that are
-    # not there have none.
+    # By index a window's first column inside the plane, and its columns there; by offset its first column. Windows that
+    # are not there have none.
     var left = Array[Int32, wide](fill=width)
     var reach = Array[UInt32, wide](fill=0)
     comptime for j in range(wide):
