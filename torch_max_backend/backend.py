@@ -39,6 +39,7 @@ from torch_max_backend.graph.passes.saved import (
     keep_old_values,
     save_results_instead_of_masks,
 )
+from torch_max_backend.graph.passes.slice_sums import add_before_slicing
 from torch_max_backend.graph.passes.whole_rows import fill_rows
 from torch_max_backend.graph.sized import SizedGraph, at_hints, is_sized
 from torch_max_backend.graph.traces.cache import facts_of, kept
@@ -210,7 +211,7 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
-    joint = fold_foreign_constants(keep_small_offsets(stack_parts(fuse_attention(joint))))
+    joint = fold_foreign_constants(keep_small_offsets(add_before_slicing(stack_parts(fuse_attention(joint)))))
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))

@@ -28,6 +28,12 @@ def is_view(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
+def sees_memory(user: Node) -> bool:
+    """Whether this is the graph's result, an op that counts in memory, or a view that gets there."""
+    ends = user.op == "output" or user.target is torch.ops.aten.as_strided.default
+    return ends or (is_view(user) and any(map(sees_memory, user.users)))
+
+
 def looked_at_twice(results: Iterable[object]) -> frozenset[Node]:
     """The computed values whose memory more than one of ``results`` has in eager PyTorch."""
     wholes = Counter(whole_of(node) for node in set(results) if isinstance(node, Node))

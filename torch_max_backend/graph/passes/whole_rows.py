@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_max_backend.graph.calls import add_call
-from torch_max_backend.graph.views import is_view
+from torch_max_backend.graph.views import sees_memory
 from torch_max_backend.mojo_ops.functions import is_hopper
 
 aten = torch.ops.aten
@@ -63,12 +63,6 @@ def _has_parts_of_rows(node: Node, device_type: str) -> bool:
         and min(channels) >= MIN_CHANNELS
         and any(count % ROW for count in channels)
     )
-
-
-def _sees_memory(user: Node) -> bool:
-    """Whether this is the graph's result, an op that counts in memory, or a view that gets there."""
-    ends = user.op == "output" or user.target is aten.as_strided.default
-    return ends or (is_view(user) and any(map(_sees_memory, user.users)))
 
 
 class _Padded:
@@ -148,7 +142,7 @@ class _Padded:
     def copy_results(self) -> None:
         """What the graph returns, or reads by its strides, has those that it had, and no zeros behind its channels."""
         for part in self.parts:
-            users = [user for user in part.users if user not in self.parts and _sees_memory(user)]
+            users = [user for user in part.users if user not in self.parts and sees_memory(user)]
             if users:
                 with self.graph.inserting_after(part):
                     copy = add_call(part, aten.clone.default, part)
