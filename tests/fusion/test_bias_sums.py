@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from tests.launched import launched_functions
 from torch_max_backend import backend
@@ -40,6 +41,20 @@ def counts(model: nn.Module, *shape: int, autocast: torch.dtype | None = torch.b
 )
 def test_one_launch_computes_both(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert counts(model, *shape) == (1, 0, 0)
+
+
+class Standardized(nn.Conv2d):
+    """A convolution whose filters are standardized first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = F.batch_norm(self.weight.reshape(1, len(self.weight), -1), None, None, training=True)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias)
+
+
+def test_sums_of_the_filters_gradient_do_not_count() -> None:
+    """They read what the launch makes."""
+    together, alone, _ = counts(Standardized(16, 32, 3), 4, 16, 12, 12)
+    assert (together, alone) == (1, 0)
 
 
 def test_each_layer_of_a_network() -> None:

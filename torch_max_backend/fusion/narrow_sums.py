@@ -14,7 +14,7 @@ from max.dtype import DType
 from torch_max_backend.dtypes import NARROW_FLOATS
 from torch_max_backend.fusion.terms import in_memory, readers_of
 from torch_max_backend.typed_graph import TypedGraph
-from torch_max_backend.typed_graph.operations import Operation, Pointwise, Reduction, Reshape, Value
+from torch_max_backend.typed_graph.operations import Call, Operation, Pointwise, Reduction, Reshape, Value
 
 _FAR = 4
 """Operations between a value and a sum that could share a launch with another sum of it."""
@@ -76,5 +76,8 @@ def _sums_of(value: Value) -> set[Operation]:
     for _ in range(_FAR):
         readers = [reader for each in waiting for reader in readers_of(each)]
         found.update(reader for reader in readers if _is_sum(reader))
-        waiting = [result for reader in readers if not _is_sum(reader) for result in reader.results]
+        # A library's function ends what could share a launch.
+        waiting = [
+            result for reader in readers if not isinstance(reader, (Reduction, Call)) for result in reader.results
+        ]
     return found
