@@ -157,6 +157,9 @@ GEOMETRIES = [
     C("2d_groups_of_fifty_six_to_eight", 1, 112, 16, (12, 37), (3, 5), (1, 3), (1, 2), groups=2),
     C("2d_groups_of_112_to_120_channels", 2, 224, 240, (9, 10), (3, 3), padding=(1,), groups=2),
     C("2d_groups_of_64_channels_stride_2", 1, 320, 320, (9, 8), (3, 3), (2,), (1,), groups=5),
+    # So large that Hopper takes several groups as one.
+    C("2d_four_channels_together", 16, 128, 128, (33, 32), (3, 3), padding=(1,), groups=32),
+    C("2d_sixteen_channels_together_stride_2", 32, 64, 64, (34, 33), (3, 3), (2,), (1,), groups=4),
     C("3d_groups_of_thirty_two_channels", 1, 256, 40, (3, 5, 4), (2, 3, 1), padding=(1, 1, 0), groups=8),
     C("2d_depthwise", 2, 37, 37, (14, 13), (3, 3), padding=(1,), groups=37),
     C("2d_depthwise_stride_2", 2, 48, 48, (15, 16), (5, 5), (2,), (2,), groups=48),
@@ -220,6 +223,8 @@ NARROW = [
         "2d_groups_of_fifty_six_to_eight",
         "2d_groups_of_112_to_120_channels",
         "2d_groups_of_64_channels_stride_2",
+        "2d_four_channels_together",
+        "2d_sixteen_channels_together_stride_2",
         "2d_depthwise",
         "2d_depthwise_7",
         "2d_depthwise_5_on_small_planes",
@@ -464,6 +469,19 @@ def test_an_infinity_stays_in_its_group(convolutions: Convolutions, case: Convol
     assert torch.equal(y[..., theirs:], reference["fprop"][..., theirs:].to(case.dtype))
     assert torch.equal(dx[..., mine:], reference["dgrad"][..., mine:].to(case.dtype))
     assert torch.equal(dw[theirs:], reference["wgrad"][theirs:].to(case.dtype))
+
+
+def test_an_infinity_stays_in_the_groups_that_are_taken_together(convolutions: Convolutions) -> None:
+    """Hopper's kernels take groups of few channels together, 64 channels at most, where there are many pixels."""
+    case = C("", 16, 128, 128, (33, 32), (3, 3), padding=(1,), groups=32, dtype=BF16)
+    assert case.dtype in convolutions.dtypes
+    x, w, dy = case.inputs(lambda shape: torch.randint(-2, 3, shape))
+    reference = case.reference([x, w, dy])
+    x[..., :4], dy[..., :4] = torch.inf, -torch.inf
+    y, dx, dw = convolutions.one(case, [x, w, dy])
+    assert torch.equal(y[..., 64:], reference["fprop"][..., 64:].to(case.dtype))
+    assert torch.equal(dx[..., 64:], reference["dgrad"][..., 64:].to(case.dtype))
+    assert torch.equal(dw[4:], reference["wgrad"][4:].to(case.dtype))
 
 
 @pytest.mark.parametrize(("c", "k"), [(3, 32), (16, 16), (64, 3), (32, 32)])

@@ -2,6 +2,7 @@
 
 from ..analytic import Analytic
 from ..kernel import ConvolutionKernel, Heuristic, Table
+from ..merged_groups import MergedGroups
 from ..passes import FPROP
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
@@ -13,7 +14,6 @@ from .depthwise_launch import DepthwiseMarch
 from .gemm_col2im import GemmCol2im
 from .halo_gather import HaloGather
 from .halo_wgrad import HaloWgrad
-from .merged_groups import MergedGroups
 from .small_groups import SmallGroups
 from .tiled import Tiled
 from .warpgroup_gather import WarpgroupGather
@@ -82,7 +82,7 @@ comptime GPU_KERNELS = Table[
     HaloWgrad,
     SmallGroups,
     GemmCol2im,
-    MergedGroups,
+    MergedGroups[WarpgroupWgrad],
     WarpgroupGather,
     WarpgroupWgrad,
     BlockGather,

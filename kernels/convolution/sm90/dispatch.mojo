@@ -3,6 +3,7 @@
 from std.sys import size_of
 
 from ..kernel import ConvolutionKernel, ConvolutionTensors, Heuristic, Table
+from ..merged_groups import MergedGroups, merged
 from ..passes import DGRAD, FPROP, ONE_GROUP
 from ..problem import ConvolutionProblem
 from .aligned import AS_IT_IS, depth_of, recast_of
@@ -22,7 +23,14 @@ comptime _MIN_DEPTH = 12
 """Of float32: with less a stage of one tap is mostly zeros, and the kernels of gpu/ sum over taps and channels
 together."""
 comptime _FEW_IN_GROUP = 32
-"""Channels of a group: with so few most of a stage would be zeros (gpu/halo_gather.mojo)."""
+"""Channels of a group: with so few most of a stage would be zeros."""
+comptime _LEAST_IN_GROUP = 4
+"""Of groups that are taken together: with less, products with zeros take longer than other kernels."""
+comptime _LEAST_MERGED = 1 << 21
+"""Elements of the larger activation from which on merged groups are faster than gpu/halo_gather.mojo: with fewer, the
+copy of the filter takes as long as it saves."""
+comptime Merged = MergedGroups[GroupedGemm]
+comptime MergedToOne = MergedGroups[Gemm]
 
 
 def _depth[dtype: DType, pass_: Int](p: ConvolutionProblem) -> Int:
@@ -55,11 +63,21 @@ struct Sm90Heuristic(Heuristic):
             return max(p.stride_h, p.stride_w) > 1 or p.taps() == 1
         elif Kernel.NAME == GroupedGemm.NAME:
             return min(p.group_c(), p.group_k()) > _FEW_IN_GROUP
+        elif Kernel.NAME == Merged.NAME:
+            var inner = merged(p)
+            return (
+                dtype != DType.float32
+                and min(p.group_c(), p.group_k()) >= _LEAST_IN_GROUP
+                and min(inner.group_c(), inner.group_k()) > _FEW_IN_GROUP
+                and max(p.x_size(), p.y_size()) >= _LEAST_MERGED
+            )
         else:
             return True
 
 
-comptime SM90_KERNELS = Table[Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm]
+comptime SM90_KERNELS = Table[
+    Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm, Merged, MergedToOne
+]
 
 
 def _is_exchanged_with_few(p: ConvolutionProblem) -> Bool:

@@ -113,6 +113,7 @@ struct GroupedGemm(ConvolutionKernel):
         return gemm_refusal[dtype, pass_](problem_of_group(p), AS_IT_IS)
 
     @staticmethod
+    @no_inline
     def launch[
         dtype: DType, pass_: Int
     ](
