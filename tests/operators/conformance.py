@@ -207,10 +207,10 @@ with any backend (PyTorch 2.15, `backend="aot_eager"`):
 
 ## Sanitizers
 
-`compute-sanitizer`'s memcheck and racecheck report nothing over one call of each kernel of attention, convolution,
-indexing, pooling, softmax, normalization, interpolation, linear layers and sorting (`tests/gpu/kernels_once.py`,
-H200, 2026-11-27), and nothing over Hopper's convolutions ([figures](../kernel-figures.md)). The other families have
-not run under them."""
+`compute-sanitizer`'s memcheck and racecheck report nothing over one call of each kernel of every family
+(`tests/gpu/kernels_once.py` and the tests that it names, H200), initcheck nothing over comparisons, unary, pointwise
+and row programs, reductions, softmax and normalization, and memcheck, racecheck and synccheck nothing over Hopper's
+convolutions. [What ran on a GPU](../kernel-figures.md#tests-on-a-gpu) has the dates."""
 
 
 def page(found: dict[str, list[Outcome]], numbers: numerics.Numbers) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -116,3 +116,29 @@ def test_a_result_is_no_part_of_a_larger_tensor() -> None:
         return (*again(sums), sums[0], sums[1].t())
 
     assert len(checked(function, torch.randn(3, 12))) == 3 + 4
+
+
+class DenseBlock(nn.Module):
+    """Every layer reads all results before it."""
+
+    def __init__(self, layers: int, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(channels * (n + 1), channels, 3, padding=1) for n in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for layer in self.layers:
+            parts.append(layer(torch.cat(parts, 1).relu()))
+        return torch.cat(parts, 1)
+
+
+def test_a_dense_block_trains_as_in_eager_pytorch() -> None:
+    torch.manual_seed(0)
+    model = DenseBlock(4, 3)
+    x = torch.randn(2, 3, 6, 5, requires_grad=True)
+    gradients = []
+    for run in (model, torch.compile(model, backend="max", options={"fallback": "error"})):
+        loss = (run(x) * torch.linspace(-1, 1, 15).view(1, 15, 1, 1)).square().sum()
+        gradients.append(torch.autograd.grad(loss, [x, *model.parameters()]))
+    for found, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -27,6 +27,7 @@ _LEAST = 2
 class _Slice:
     """A whole tensor's elements from ``start`` up to ``end`` along a dimension."""
 
+    part: Node
     whole: Node
     dim: int
     start: int
@@ -66,10 +67,10 @@ def _sum(node: Node) -> _Sum | None:
     """``node`` as a sum of two slices; None if it is none."""
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
-    first, second = map(_slice, node.args)
+    first, second = _slice(node.args[0]), _slice(node.args[1])
     if first is None or second is None or first.dim != second.dim:
         return None
-    one, other = (part.meta["val"] for part in node.args if isinstance(part, Node))
+    one, other = first.part.meta["val"], second.part.meta["val"]
     return _Sum(node, first, second) if one.shape == other.shape and one.dtype == other.dtype else None
 
 
@@ -78,12 +79,12 @@ def _slice(part: object) -> _Slice | None:
     if not isinstance(part, Node) or part.target is not aten.slice.Tensor or part.kwargs:
         return None
     arguments: tuple[Any, ...] = part.args
-    whole, dim, start, end, step = (*arguments, *(0, 0, 2**63 - 1, 1)[len(arguments) - 1 :])
+    whole, dim, start, end, step = arguments + (0, 0, 2**63 - 1, 1)[len(arguments) - 1 :]
     extent = whole.meta["val"].shape[dim]
     if step != 1 or not all(isinstance(each, int) for each in (start, end, extent)):
         return None
     start, end, _ = slice(start, end).indices(extent)
-    return _Slice(whole, dim % whole.meta["val"].dim(), start, end) if start < end else None
+    return _Slice(part, whole, dim % whole.meta["val"].dim(), start, end) if start < end else None
 
 
 def _run(of: _Sum) -> list[_Sum]:
