@@ -303,11 +303,25 @@ def convolution_drawn() -> str:
         ]
         for kind in kinds
     }
-    rows = [[kind, *(", ".join(map(mean, by_pass)) for by_pass in by_dtype)] for kind, by_dtype in ratios.items()]
+    rows = [
+        [kind, *(", ".join(map(mean, by_pass)) if by_pass[0] else "" for by_pass in by_dtype)]
+        for kind, by_dtype in ratios.items()
+    ]
     for label, text in (("all, above 1.3", _above), ("all, the worst", lambda each: f"{max(each):.1f}")):
         rows.append([label, *(", ".join(map(text, by_pass)) for by_pass in ratios["all"])])
     counts = [f"{dtype}, {len(ratios['all'][number][0])} problems" for number, dtype in enumerate(documents)]
     return grid(["class", *counts], rows) + origin(*(f"{DRAWN_OF}_{dtype}" for dtype in documents))
+
+
+def convolution_grouped() -> str:
+    """A drawn problem in each line; our time over cuDNN's better layout, by pass."""
+    name = "convolution_grouped_h200_bfloat16"
+    ratios: dict[str, dict[str, float]] = {}
+    for row in read(name)["rows"]:
+        ratios.setdefault(row["problem"], {})[row["pass"]] = row["ratio"]
+    rows = [[f"`{problem}`", *(f"{found[each]:.2f}" for each in PASSES.values())] for problem, found in ratios.items()]
+    rows.append(["geometric mean", *(mean([found[each] for found in ratios.values()]) for each in PASSES.values())])
+    return grid(["bfloat16", *PASSES.values()], rows) + origin(name)
 
 
 def convolution_by_kernel() -> str:
@@ -572,7 +586,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
         step_memory, step_memory_gpu, gpu_tests,
-        convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_cpu, convolution_workspace,
+        convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu, convolution_workspace,
         convolution_hopper, convolution_few_channels, convolution_odd_channels, convolution_sanitizer,
         pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,

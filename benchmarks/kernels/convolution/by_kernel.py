@@ -56,9 +56,14 @@ def names(program: Path, questions: Sequence[str]) -> list[str]:
 
 def rows(table: str, dtype: str, document: dict[str, Any], program: Path) -> list[dict[str, Any]]:
     """By kernel and pass: how many problems of a result file, and the ratios' mean, least and greatest."""
-    chosen = document["draw"]
     rules = cpu.RULES if table == "cpu" else GPU
-    known = {str(each): each for each in draw(chosen["half"], chosen["seed"], chosen["count"], chosen["kinds"], rules)}
+    # A class that was drawn again later has a draw of its own.
+    draws = document["draw"] if isinstance(document["draw"], list) else [document["draw"]]
+    known = {
+        str(each): each
+        for chosen in draws
+        for each in draw(chosen["half"], chosen["seed"], chosen["count"], chosen["kinds"], rules)
+    }
     asked, ratios = [], []
     for row in document["rows"]:
         if "ratio" in row:
