@@ -586,8 +586,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         summary, coverage, training_steps, training_steps_gpu, training_curves, training_zoo,
         step_memory, step_memory_gpu, gpu_tests,
-        convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu, convolution_workspace,
-        convolution_hopper, convolution_few_channels, convolution_odd_channels, convolution_sanitizer,
+        convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu,
+        convolution_workspace, convolution_hopper, convolution_few_channels, convolution_odd_channels, convolution_sanitizer,
         pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,
         compile_cost, first_steps, wheel_first_steps,
