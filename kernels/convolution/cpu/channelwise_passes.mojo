@@ -19,6 +19,10 @@ struct Channelwise[group: Int](ConvolutionKernel):
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
+        # A vector holds whole groups: of float64 it may be shorter than one.
+        comptime width = simd_width_of[accumulation_type[dtype]]()
+        comptime if Self.group > width:
+            return False
         return (
             grouping == ANY_GROUPS if Self.group == 1 else grouping != ONE_GROUP
         )
