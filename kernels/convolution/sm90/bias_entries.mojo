@@ -13,7 +13,7 @@ from ..operands import ConvolutionNumbers, problem_of
 from ..passes import ONE_GROUP, WGRAD
 from ..rewrite import rewritten
 from .aligned import recast_of
-from .dispatch import SM90_KERNELS
+from .dispatch import PRODUCT_KERNELS
 from .gemm import Gemm, compiles_for, run_wgrad
 
 comptime _THREADS = 64
@@ -50,7 +50,7 @@ def conv_wgrad_bias[
     comptime if compiles_for[dtype, WGRAD]():
         var problem = rewritten[WGRAD](given)
         var tensors = ConvolutionTensors(dw.data, x.data, dy.data, NO_EPILOGUE)
-        if SM90_KERNELS.chooses[Gemm, dtype, WGRAD, ONE_GROUP](
+        if PRODUCT_KERNELS.chooses[Gemm, dtype, WGRAD, ONE_GROUP](
             tensors, problem
         ):
             run_wgrad[dtype, True](

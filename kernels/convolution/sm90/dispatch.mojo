@@ -12,6 +12,7 @@ from .fused_col2im import FusedCol2im
 from .gemm import Gemm, compiles_fused
 from .grouped import GroupedGemm
 from .plan import STAGE_LENGTH
+from .small_product import SmallProduct, is_small_product
 
 comptime _FEW_OF_THREE_AXES = 32
 """Channels on both sides: as they are, 32 of 96x96x96 took 1.5 times as long as in the warpgroup kernels, and recast
@@ -46,7 +47,9 @@ struct Sm90Heuristic(Heuristic):
     def is_worthwhile[
         Kernel: ConvolutionKernel, dtype: DType, pass_: Int
     ](p: ConvolutionProblem) -> Bool:
-        comptime if Kernel.NAME == Gemm.NAME:
+        comptime if Kernel.NAME == SmallProduct.NAME:
+            return is_small_product[dtype, pass_](p)
+        elif Kernel.NAME == Gemm.NAME:
             comptime if dtype == DType.float32:
                 if pass_ == DGRAD and p.c <= _FEW_CHANNELS:
                     return False
@@ -75,8 +78,18 @@ struct Sm90Heuristic(Heuristic):
             return True
 
 
-comptime SM90_KERNELS = Table[
+comptime PRODUCT_KERNELS = Table[
     Sm90Heuristic, FusedCol2im, Gemm, GroupedGemm, Merged, MergedToOne
+]
+"""Kernels of large products, which may do more than a convolution."""
+comptime SM90_KERNELS = Table[
+    Sm90Heuristic,
+    SmallProduct,
+    FusedCol2im,
+    Gemm,
+    GroupedGemm,
+    Merged,
+    MergedToOne,
 ]
 
 
@@ -113,5 +126,5 @@ def runs_fused[
                 return False
             if _is_exchanged_with_few(p):
                 return False
-        return SM90_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
+        return PRODUCT_KERNELS.chooses[Gemm, dtype, pass_, ONE_GROUP](t, p)
     return False
