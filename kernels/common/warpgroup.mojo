@@ -9,7 +9,8 @@ A stage is 128 bytes of the reduction. An operand's tile is copied in vectors of
 
 Rows are in wgmma's 128-byte swizzle, and the stores of a warp meet every bank equally. float32 is rounded to TF32 once,
 in registers. While a stage is multiplied, the next one is stored to the other half of shared memory and the one after
-that is on its way into registers. Loads that need no copy engine take any geometry: three axes, groups, any stride.
+that is on its way into registers, or several are on their way into a queue in shared memory (`VectorQueue`). Loads that
+need no copy engine take any geometry: three axes, groups, any stride.
 """
 
 from std.sys import size_of
@@ -87,6 +88,48 @@ def load_vector[
             width=vector_of[dtype](), alignment=16
         ]()
     return value
+
+
+@fieldwise_init
+struct VectorQueue[dtype: DType, count: Int, depth: Int](
+    ImplicitlyCopyable, TrivialRegisterPassable
+):
+    """A thread's own vectors on their way to a tile, through shared memory: `count` of each of `depth` stages. More of
+    them are under way than registers could hold, and no other thread waits for them.
+    """
+
+    comptime BYTES = Self.count * Self.depth * THREADS * 16
+    var first: UInt32
+
+    @staticmethod
+    @always_inline
+    def of(address: UInt32, thread: Int32) -> Self:
+        return Self(address + UInt32(thread) * 16)
+
+    @always_inline
+    def _at(self, stage: Int32, i: Int) -> UInt32:
+        var number = stage % Int32(Self.depth) * Int32(Self.count) + Int32(i)
+        return self.first + UInt32(number) * UInt32(THREADS * 16)
+
+    @always_inline
+    def copy(
+        self,
+        stage: Int32,
+        i: Int,
+        source: Ptr[Self.dtype],
+        offset: Int,
+        valid: Bool,
+    ):
+        """Starts the copy of a stage's vector number i, zeros where not `valid`.
+        """
+        copy_vector(self._at(stage, i), source, offset, valid)
+
+    @always_inline
+    def vector(self, stage: Int32, i: Int) -> Vector[Self.dtype]:
+        """Returns a vector that has arrived."""
+        return Shared[Self.dtype](
+            unsafe_from_address=Int(self._at(stage, i))
+        ).unsafe_load[width=vector_of[Self.dtype](), alignment=16]()
 
 
 # Places of a thread's vectors; vector number i stands APART * i rows further.

@@ -332,7 +332,7 @@ def _launch[
     var stages = ceildiv(p.output_pixels(), STAGE_LENGTH)
     # Two blocks share a multiprocessor.
     var at_once = 2 * ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    var slices = choose_slices(p, tiles, at_once, stages, _STAGE_BYTES)
+    var slices = choose_slices(p, tiles, at_once, stages, _STAGE_BYTES).count
     # Whole stages to a slice.
     var slice_pixels = ceildiv(stages, slices) * STAGE_LENGTH
     slices = ceildiv(p.output_pixels(), slice_pixels)

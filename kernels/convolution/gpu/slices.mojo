@@ -9,13 +9,21 @@ comptime _MAX_SLICES = 512
 comptime _BLOCK_COST = 6
 
 
+@fieldwise_init
+struct Slices(ImplicitlyCopyable, TrivialRegisterPassable):
+    """A number of slices, and the time that it takes in stages of a block."""
+
+    var count: Int
+    var cost: Int
+
+
 def choose_slices(
     p: ConvolutionProblem,
     tiles: Int,
     at_once: Int,
     stages: Int,
     stage_bytes: Int,
-) -> Int:
+) -> Slices:
     """Returns the number of slices that takes the least time by a model, at least one; its partial sums fit the
     workspace limit.
 
@@ -23,14 +31,12 @@ def choose_slices(
     slice writes sums that are read again, and memory moves `stage_bytes` while one stage runs.
     """
     var fit = p.workspace_limit // max(1, 4 * p.w_size())
-    var best = 1
-    var least = Int.MAX
+    var best = Slices(1, Int.MAX)
     for slices in range(1, max(1, min(min(fit, _MAX_SLICES), stages)) + 1):
         var rounds = ceildiv(tiles * slices, at_once)
         var cost = rounds * (ceildiv(stages, slices) + _BLOCK_COST)
         if slices > 1:
             cost += 8 * p.w_size() * slices // stage_bytes
-        if cost < least:
-            least = cost
-            best = slices
+        if cost < best.cost:
+            best = Slices(slices, cost)
     return best
