@@ -13,7 +13,13 @@ from kernels.convolution.cpu.dispatch import KERNELS as CPU_KERNELS
 from kernels.convolution.epilogue_callback import NO_EPILOGUE
 from kernels.convolution.gpu.dispatch import GPU_KERNELS
 from kernels.convolution.kernel import ConvolutionTensors
-from kernels.convolution.passes import ANY_GROUPS, DGRAD, FPROP, WGRAD
+from kernels.convolution.passes import (
+    ANY_GROUPS,
+    DGRAD,
+    FPROP,
+    WGRAD,
+    WIDE_GROUPS,
+)
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.rewrite import is_channels_last_better, rewritten
 from kernels.convolution.sm90.dispatch import SM90_KERNELS, runs_fused
@@ -56,7 +62,7 @@ def problem(words: List[String], first: Int) raises -> ConvolutionProblem:
 
 
 def name[
-    dtype: DType, pass_: Int
+    dtype: DType, pass_: Int, grouping: Int
 ](table: String, address: Int, given: ConvolutionProblem) -> StaticString:
     var at = Ptr[dtype](unsafe_from_address=address)
     var t = ConvolutionTensors(at, at, at, NO_EPILOGUE)
@@ -65,12 +71,22 @@ def name[
         problem.taps_inside = False
     var p = rewritten[pass_](problem)
     if table == "cpu":
-        return CPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
+        return CPU_KERNELS.name[dtype, pass_, grouping](t, p)
     if table == "sm90":
-        var own = SM90_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
+        var own = SM90_KERNELS.name[dtype, pass_, grouping](t, p)
         if own:
             return own
-    return GPU_KERNELS.name[dtype, pass_, ANY_GROUPS](t, p)
+    return GPU_KERNELS.name[dtype, pass_, grouping](t, p)
+
+
+def name[
+    dtype: DType, pass_: Int
+](table: String, address: Int, p: ConvolutionProblem) -> StaticString:
+    """Returns the kernel of the functions that a model with all kinds of groups has.
+    """
+    if max(p.group_c(), p.group_k()) == 1:
+        return name[dtype, pass_, ANY_GROUPS](table, address, p)
+    return name[dtype, pass_, WIDE_GROUPS](table, address, p)
 
 
 def max_phases_in_store[

@@ -24,7 +24,7 @@ from ...common.arithmetic import divide
 from ...common.pointer import Ptr
 from ...common.ptx import compiling_for_hopper
 from ..kernel import ConvolutionKernel, ConvolutionTensors
-from ..passes import DGRAD, FPROP, WGRAD, WIDE_GROUPS
+from ..passes import DGRAD, FPROP, WGRAD
 from ..problem import ConvolutionProblem
 
 comptime _ROWS = 16
@@ -246,11 +246,8 @@ struct SmallProduct(ConvolutionKernel):
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
-        return (
-            grouping != WIDE_GROUPS
-            and dtype != DType.float64
-            and compiling_for_hopper()
-        )
+        # Functions for one group are compiled as those for groups where a model has both.
+        return dtype != DType.float64 and compiling_for_hopper()
 
     @staticmethod
     def refusal[
