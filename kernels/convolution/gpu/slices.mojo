@@ -11,7 +11,8 @@ comptime _BLOCK_COST = 6
 
 @fieldwise_init
 struct Slices(ImplicitlyCopyable, TrivialRegisterPassable):
-    """A number of slices, and the time that it takes in stages of a block."""
+    """A number of slices, and the time that it takes, in percents of a stage's.
+    """
 
     var count: Int
     var cost: Int
@@ -23,20 +24,22 @@ def choose_slices(
     at_once: Int,
     stages: Int,
     stage_bytes: Int,
+    stage_cost: Int = 100,
 ) -> Slices:
     """Returns the number of slices that takes the least time by a model, at least one; its partial sums fit the
     workspace limit.
 
     Blocks run `at_once`: a last round of few takes as long as the others. A tile has `stages` stages in all. Every
-    slice writes sums that are read again, and memory moves `stage_bytes` while one stage runs.
+    slice writes sums that are read again, and memory moves `stage_bytes` while a stage runs that costs 100; these
+    cost `stage_cost`.
     """
     var fit = p.workspace_limit // max(1, 4 * p.w_size())
     var best = Slices(1, Int.MAX)
     for slices in range(1, max(1, min(min(fit, _MAX_SLICES), stages)) + 1):
         var rounds = ceildiv(tiles * slices, at_once)
-        var cost = rounds * (ceildiv(stages, slices) + _BLOCK_COST)
+        var cost = rounds * (ceildiv(stages, slices) + _BLOCK_COST) * stage_cost
         if slices > 1:
-            cost += 8 * p.w_size() * slices // stage_bytes
+            cost += 800 * p.w_size() * slices // stage_bytes
         if cost < best.cost:
             best = Slices(slices, cost)
     return best

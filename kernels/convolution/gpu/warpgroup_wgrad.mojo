@@ -56,8 +56,7 @@ comptime TILE_128X256 = WarpgroupTile(128, 256)
 comptime TILE_64X128 = WarpgroupTile(64, 128)
 comptime TILE_128X64 = WarpgroupTile(128, 64)
 # A stage of twice as many columns takes 1.55 times as long: memory moves fewer bytes for each product (H200, TF32).
-comptime _WIDE_STAGE = 31
-comptime _USUAL_STAGE = 20
+comptime _WIDE_STAGE = 155
 # What the memory moves while one stage runs.
 comptime _STAGE_BYTES = 1 << 20
 
@@ -270,7 +269,14 @@ def _slices[
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
     var stages = ceildiv(p.output_pixels(), steps_of[dtype]())
-    return choose_slices(p, _tiles[shape](p), at_once, stages, _STAGE_BYTES)
+    return choose_slices(
+        p,
+        _tiles[shape](p),
+        at_once,
+        stages,
+        _STAGE_BYTES,
+        _WIDE_STAGE if shape == TILE_128X256 else 100,
+    )
 
 
 @always_inline
@@ -365,7 +371,7 @@ struct WarpgroupWgrad(ConvolutionKernel):
             comptime if dtype == DType.float32:
                 var usual = _slices[dtype, TILE_128X128](p, ctx).cost
                 var wide = _slices[dtype, TILE_128X256](p, ctx).cost
-                if wide * _WIDE_STAGE < usual * _USUAL_STAGE:
+                if wide < usual:
                     _launch[dtype, TILE_128X256](t.result, t.a, t.b, p, ctx)
                     return
             _launch[dtype, TILE_128X128](t.result, t.a, t.b, p, ctx)
