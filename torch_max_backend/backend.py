@@ -32,6 +32,7 @@ from torch_max_backend.graph.passes.early import begin_libraries
 from torch_max_backend.graph.passes.joined import stack_parts
 from torch_max_backend.graph.passes.narrow import narrow_interpolations
 from torch_max_backend.graph.passes.pool_offsets import keep_small_offsets
+from torch_max_backend.graph.passes.pooled_masks import mask_before_pooling
 from torch_max_backend.graph.passes.recompute import normalize_elementwise
 from torch_max_backend.graph.passes.saved import (
     forget_running_statistics,
@@ -211,7 +212,8 @@ def _partition(joint: GraphModule, *args: Any, begin: bool, **kwargs: Any) -> tu
 
     With ``begin`` the slowest libraries start to build meanwhile.
     """
-    joint = fold_foreign_constants(keep_small_offsets(add_before_slicing(stack_parts(fuse_attention(joint)))))
+    joint = keep_small_offsets(add_before_slicing(stack_parts(fuse_attention(joint))))
+    joint = fold_foreign_constants(mask_before_pooling(joint))
     if begin:
         begin_libraries(joint)
     joint = normalize_elementwise(forget_running_statistics(narrow_interpolations(joint)))

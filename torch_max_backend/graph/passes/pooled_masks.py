@@ -1,0 +1,80 @@
+"""Masks of gradients in front of max pooling's gradient, where they are smaller.
+
+A ReLU before max pooling masks what comes out of the pooling's gradient by its own result, of which a mask would be kept:
+the pooling itself keeps offsets alone. A gradient lands where the maximum was. So the maximum tells as much, and it is
+kept for what comes behind the pooling in any case.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_max_backend.graph.calls import add_call
+
+aten = torch.ops.aten
+_FORWARD = torch.ops.torch_max_backend.max_pool_offsets.default
+_BACKWARD = torch.ops.torch_max_backend.max_pool_offsets_backward.default
+
+
+def mask_before_pooling(joint: GraphModule) -> GraphModule:
+    """Masks max pooling's gradients by its results instead of its arguments, before they are spread; returns ``joint``.
+
+    It takes poolings that ``keep_small_offsets`` has rewritten, none of whose windows is empty. Every element of a
+    gradient is a sum of the same numbers as before, or 0.
+    """
+    changed = False
+    for spread in joint.graph.find_nodes(op="call_function", target=_BACKWARD):
+        masked, zero = _mask_of(spread)
+        if masked is not None:
+            _move(spread, masked, zero)
+            changed = True
+    if changed:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+    return joint
+
+
+def _mask_of(spread: Node) -> tuple[Node | None, Any]:
+    """The only reader of a pooling's gradient, if it puts 0 where the pooling's argument is not above 0, and that 0."""
+    reader = next(iter(spread.users))
+    if len(spread.users) > 1 or reader.target is not aten.where.self or reader.args[2] is not spread:
+        return None, None
+    mask, zero = reader.args[:2]
+    if not isinstance(mask, Node) or mask.target is not aten.le.Scalar or mask.args[1] != 0 or not _is_zero(zero):
+        return None, None
+    return (reader, zero) if _bare(mask.args[0]) is _bare(_pooling(spread).args[0]) else (None, None)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, Node) and value.target is aten.scalar_tensor.default and value.args[0] == 0
+
+
+def _bare(value: Any) -> Any:
+    while isinstance(value, Node) and value.target is aten.alias.default:
+        value = value.args[0]
+    return value
+
+
+def _pooling(spread: Node) -> Node:
+    offsets: Any = spread.args[-1]
+    pooling = offsets.args[0]
+    assert pooling.target is _FORWARD
+    return pooling
+
+
+def _move(spread: Node, masked: Node, zero: Node) -> None:
+    pooling = _pooling(spread)
+    gradient: Any = spread.args[0]
+    results = [user for user in pooling.users if user.target is operator.getitem and user.args[1] == 0]
+    if not results:
+        return
+    with spread.graph.inserting_before(spread):
+        # The old zero may stand behind the pooling's gradient.
+        zero = add_call(zero, aten.scalar_tensor.default, *zero.args, **zero.kwargs)
+        mask = add_call(masked, aten.le.Scalar, results[0], 0)
+        spread.args = (add_call(masked, aten.where.self, mask, zero, gradient), *spread.args[1:])
+    masked.replace_all_uses_with(spread)
