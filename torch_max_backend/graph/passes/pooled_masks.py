@@ -1,8 +1,8 @@
 """Masks of gradients in front of max pooling's gradient, where they are smaller.
 
-A ReLU before max pooling masks what comes out of the pooling's gradient by its own result, of which a mask would be kept:
-the pooling itself keeps offsets alone. A gradient lands where the maximum was. So the maximum tells as much, and it is
-kept for what comes behind the pooling in any case.
+A ReLU before max pooling masks what comes out of the pooling's gradient by its own result, of which a mask would be
+kept: the pooling itself keeps offsets alone. A gradient lands where the maximum was. So the maximum tells as much, and
+it is kept for what comes behind the pooling in any case.
 """
 
 from __future__ import annotations
