@@ -50,7 +50,7 @@ def _mask_of(spread: Node) -> tuple[Node | None, Any]:
 
 
 def _is_zero(value: Any) -> bool:
-    return isinstance(value, Node) and value.target is aten.scalar_tensor.default and value.args[0] == 0
+    return isinstance(value, Node) and value.target is aten.scalar_tensor.default and value.args == (0,)
 
 
 def _bare(value: Any) -> Any:
