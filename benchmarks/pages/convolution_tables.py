@@ -203,7 +203,7 @@ def convolution_wgrad_tf32() -> str:
     return grid(["TF32, us", "before", "now", "cuDNN"], rows) + origin(name)
 
 
-TABLES: tuple[Callable[[], str], ...] = (
+CONVOLUTIONS: tuple[Callable[[], str], ...] = (
     convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu,
     convolution_workspace, convolution_hopper, convolution_few_channels, convolution_odd_channels,
     convolution_small_product, convolution_wgrad_tf32, convolution_sanitizer,

@@ -21,12 +21,7 @@ from benchmarks.contenders import (
     MAX_CAPTURED,
     PAIRS,
 )
-from benchmarks.pages.convolution_tables import (
-    TABLES as CONVOLUTIONS,
-)
-from benchmarks.pages.convolution_tables import (
-    drawn_ratios,
-)
+from benchmarks.pages.convolution_tables import CONVOLUTIONS, drawn_ratios
 from benchmarks.pages.distributed_tables import distributed
 from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read

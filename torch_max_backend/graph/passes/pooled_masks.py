@@ -28,9 +28,9 @@ def mask_before_pooling(joint: GraphModule) -> GraphModule:
     """
     changed = False
     for spread in joint.graph.find_nodes(op="call_function", target=_BACKWARD):
-        masked, zero = _mask_of(spread)
+        masked = _masked(spread)
         if masked is not None:
-            _move(spread, masked, zero)
+            _move(spread, masked)
             changed = True
     if changed:
         joint.graph.eliminate_dead_code()
@@ -38,15 +38,18 @@ def mask_before_pooling(joint: GraphModule) -> GraphModule:
     return joint
 
 
-def _mask_of(spread: Node) -> tuple[Node | None, Any]:
-    """The only reader of a pooling's gradient, if it puts 0 where the pooling's argument is not above 0, and that 0."""
-    reader = next(iter(spread.users))
-    if len(spread.users) > 1 or reader.target is not aten.where.self or reader.args[2] is not spread:
-        return None, None
-    mask, zero = reader.args[:2]
+def _masked(spread: Node) -> Node | None:
+    """The only reader of a pooling's gradient, if it puts 0 where the pooling's argument is not above 0."""
+    readers = list(spread.users)
+    if len(readers) != 1 or readers[0].target is not aten.where.self or readers[0].args[2] is not spread:
+        return None
+    mask, zero = readers[0].args[:2]
     if not isinstance(mask, Node) or mask.target is not aten.le.Scalar or mask.args[1] != 0 or not _is_zero(zero):
-        return None, None
-    return (reader, zero) if _bare(mask.args[0]) is _bare(_pooling(spread).args[0]) else (None, None)
+        return None
+    pooling = _pooling(spread)
+    # Else nothing has read the pooling's result.
+    is_read = any(user.target is operator.getitem and user.args[1] == 0 for user in pooling.users)
+    return readers[0] if is_read and _bare(mask.args[0]) is _bare(pooling.args[0]) else None
 
 
 def _is_zero(value: Any) -> bool:
@@ -66,15 +69,15 @@ def _pooling(spread: Node) -> Node:
     return pooling
 
 
-def _move(spread: Node, masked: Node, zero: Node) -> None:
+def _move(spread: Node, masked: Node) -> None:
     pooling = _pooling(spread)
-    gradient: Any = spread.args[0]
-    results = [user for user in pooling.users if user.target is operator.getitem and user.args[1] == 0]
-    if not results:
-        return
+    gradient, zero = spread.args[0], masked.args[1]
+    assert isinstance(gradient, Node)
+    assert isinstance(zero, Node)
+    result = next(user for user in pooling.users if user.target is operator.getitem and user.args[1] == 0)
     with spread.graph.inserting_before(spread):
         # The old zero may stand behind the pooling's gradient.
         zero = add_call(zero, aten.scalar_tensor.default, *zero.args, **zero.kwargs)
-        mask = add_call(masked, aten.le.Scalar, results[0], 0)
+        mask = add_call(masked, aten.le.Scalar, result, 0)
         spread.args = (add_call(masked, aten.where.self, mask, zero, gradient), *spread.args[1:])
     masked.replace_all_uses_with(spread)
