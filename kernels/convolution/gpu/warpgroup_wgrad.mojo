@@ -287,13 +287,13 @@ def _launch[
     x: Ptr[dtype],
     dy: Ptr[dtype],
     p: ConvolutionProblem,
+    chosen: Slices,
     ctx: DeviceContext,
 ) raises:
-    var slices = _slices[dtype, shape](p, ctx).count
     var stages = ceildiv(p.output_pixels(), steps_of[dtype]())
     # Whole stages to a slice.
-    var slice_pixels = ceildiv(stages, slices) * steps_of[dtype]()
-    slices = ceildiv(p.output_pixels(), slice_pixels)
+    var slice_pixels = ceildiv(stages, chosen.count) * steps_of[dtype]()
+    var slices = ceildiv(p.output_pixels(), slice_pixels)
     # float32 sums of a single slice are the result.
     var partials: DeviceBuffer[DType.float32]
     comptime if dtype == DType.float32:
@@ -363,15 +363,19 @@ struct WarpgroupWgrad(ConvolutionKernel):
     ](
         ctx: DeviceContext, t: ConvolutionTensors[dtype], p: ConvolutionProblem
     ) raises:
+        @always_inline
+        def launch[shape: WarpgroupTile](chosen: Slices) raises {imm}:
+            _launch[dtype, shape](t.result, t.a, t.b, p, chosen, ctx)
+
         if p.group_k() <= TILE_64X128.rows:
-            _launch[dtype, TILE_64X128](t.result, t.a, t.b, p, ctx)
+            launch[TILE_64X128](_slices[dtype, TILE_64X128](p, ctx))
         elif p.taps() * p.group_c() <= TILE_128X64.columns:
-            _launch[dtype, TILE_128X64](t.result, t.a, t.b, p, ctx)
+            launch[TILE_128X64](_slices[dtype, TILE_128X64](p, ctx))
         else:
+            var usual = _slices[dtype, TILE_128X128](p, ctx)
             comptime if dtype == DType.float32:
-                var usual = _slices[dtype, TILE_128X128](p, ctx).cost
-                var wide = _slices[dtype, TILE_128X256](p, ctx).cost
-                if wide < usual:
-                    _launch[dtype, TILE_128X256](t.result, t.a, t.b, p, ctx)
+                var wide = _slices[dtype, TILE_128X256](p, ctx)
+                if wide.cost < usual.cost:
+                    launch[TILE_128X256](wide)
                     return
-            _launch[dtype, TILE_128X128](t.result, t.a, t.b, p, ctx)
+            launch[TILE_128X128](usual)
