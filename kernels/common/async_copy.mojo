@@ -2,6 +2,7 @@
 
 from std.sys import size_of
 from std.sys._assembly import inlined_assembly
+from std.sys.info import is_nvidia_gpu
 
 from .pointer import Ptr, Shared
 
@@ -21,6 +22,32 @@ def copy_vector[
         + UInt64((offset if valid else 0) * size_of[dtype]()),
         Int32(16 if valid else 0),
     )
+
+
+@always_inline
+def copy_bytes[
+    count: Int, dtype: DType
+](target: UInt32, source: Ptr[dtype], valid: Bool):
+    """Starts the copy of 4, 8 or 16 bytes to shared memory, zeros where not `valid`: nothing is read then. On other GPUs
+    than NVIDIA's it is done at once, as are `commit_copies` and `wait_for_copies`.
+    """
+    comptime assert count == 4 or count == 8 or count == 16
+    comptime if is_nvidia_gpu():
+        comptime cache = "cg" if count == 16 else "ca"
+        comptime text = "cp.async." + cache + ".shared.global [$0], [$1], " + String(
+            count
+        ) + ", $2;"
+        inlined_assembly[text, NoneType, constraints="r,l,r,~{memory}"](
+            target, UInt64(Int(source)), Int32(count if valid else 0)
+        )
+    else:
+        comptime length = count // size_of[dtype]()
+        var value = SIMD[dtype, length](0)
+        if valid:
+            value = source.unsafe_load[width=length, alignment=count]()
+        Shared[dtype](unsafe_from_address=Int(target)).unsafe_store[
+            alignment=count
+        ](value)
 
 
 @always_inline
@@ -69,14 +96,17 @@ def copy_one[
 
 @always_inline
 def commit_copies():
-    inlined_assembly[
-        "cp.async.commit_group;", NoneType, constraints="~{memory}"
-    ]()
+    """Ends a group of this thread's copies."""
+    comptime if is_nvidia_gpu():
+        inlined_assembly[
+            "cp.async.commit_group;", NoneType, constraints="~{memory}"
+        ]()
 
 
 @always_inline
 def wait_for_copies[newer: Int]():
     """Waits until all of this thread's groups of copies but the last `newer` ones have arrived.
     """
-    comptime text = "cp.async.wait_group " + String(newer) + ";"
-    inlined_assembly[text, NoneType, constraints="~{memory}"]()
+    comptime if is_nvidia_gpu():
+        comptime text = "cp.async.wait_group " + String(newer) + ";"
+        inlined_assembly[text, NoneType, constraints="~{memory}"]()

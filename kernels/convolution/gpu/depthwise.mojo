@@ -1,23 +1,33 @@
 """Depthwise convolution on any GPU: direct kernels over channels-last tensors, VECTOR channels to a thread.
 
 A thread owns a narrow strip of columns and marches down its rows, so that a source row, loaded once, serves every tap
-row; neighbouring threads own neighbouring strips and share the columns between them in the first-level cache. The
-weight gradient (depthwise_wgrad) marches alike. Rows are a run-time loop on purpose: unrolled, every load of the tile
-moves to the front and registers spill.
+row; neighbouring threads own neighbouring strips and share the columns between them in the first-level cache. Rows come
+through a queue of the thread (row_queue.mojo). The weight gradient (depthwise_wgrad) marches alike, without a queue:
+with one it took 1.1 to 1.2 times as long. Rows are a run-time loop on purpose: unrolled, every load of the tile moves
+to the front and registers spill.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast
+from std.memory import bitcast, stack_allocation
 from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, global_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    global_idx,
+    thread_idx,
+)
+from max.gpu.memory import AddressSpace
 
 from ...common.arithmetic import divide
+from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Ptr
 from ...common.ptx import wide_halves
 from ..gather import Phase, full_tap
 from ..problem import ConvolutionProblem
+from .phase_table import PhaseTable
+from .row_queue import THREADS, RowQueue
 
 # Channels of a thread. Eight of them, 16 bytes of bfloat16, would want more registers than a thread has.
 comptime VECTOR = 4
@@ -26,9 +36,10 @@ comptime PAIR = 2
 # Rows that a thread marches at most.
 comptime MAX_MARCH_ROWS = 16
 comptime MIN_MARCH_ROWS = 2
-comptime THREADS = 128
 # Threads of a multiprocessor that registers must suffice for.
 comptime RESIDENT_THREADS = 384
+# Taps along an axis of a strided gradient's phase that registers suffice for.
+comptime MOST_TAPS_OF_PHASE = 3
 # Threads of a block of the weight gradient along channels, at most.
 comptime WGRAD_LANES = 32
 
@@ -180,6 +191,236 @@ def _store_strip[
             ](values[i].cast[dtype]())
 
 
+@always_inline
+def _filter_of[
+    dtype: DType, vector: Int, taps_h: Int, taps_w: Int
+](
+    packed: Ptr[dtype], phase: Phase, c: Int, channels: Int, whole: Bool
+) -> Array[SIMD[DType.float32, vector], taps_h * taps_w]:
+    """Returns the taps of some channels in the source's order: packed, or of a `whole` filter as it lies.
+    """
+    comptime T = SIMD[DType.float32, vector]
+    var rising_h = phase.h.offset_step > 0
+    var rising_w = phase.w.offset_step > 0
+    comptime size = taps_h * taps_w
+    var filter = Array[T, size](fill=0)
+    if whole:
+        # [channel][tap]: as many vectors as taps, of which an element belongs to each.
+        var channel = packed.unsafe_offset(c * size)
+        var flat = Array[T, size](fill=0)
+        comptime for i in range(size):
+            flat[i] = wide[dtype, vector](
+                _load[dtype, vector](channel, i * vector)
+            )
+        comptime for r in range(taps_h):
+            comptime for s in range(taps_w):
+                comptime for j in range(vector):
+                    comptime tap = r * taps_w + s
+                    comptime at = j * size + tap
+                    comptime back = j * size + size - 1 - tap
+                    filter[tap][j] = flat[at // vector][
+                        at % vector
+                    ] if rising_h else flat[back // vector][back % vector]
+    else:
+        var taps = packed.unsafe_offset(phase.filter_offset + c)
+        comptime for r in range(taps_h):
+            comptime for s in range(taps_w):
+                var row = r if rising_h else taps_h - 1 - r
+                var column = s if rising_w else taps_w - 1 - s
+                filter[r * taps_w + s] = wide[dtype, vector](
+                    _load[dtype, vector](
+                        taps, (row * taps_w + column) * channels
+                    )
+                )
+    return filter^
+
+
+@always_inline
+def _filter_of_phase[
+    dtype: DType, vector: Int, taps_h: Int, taps_w: Int
+](
+    w: Ptr[dtype], phase: Phase, c: Int, filter_r: Int32, filter_s: Int32
+) -> Array[SIMD[DType.float32, vector], taps_h * taps_w]:
+    """Returns a gradient's taps of one phase in the source's order, of a filter as it lies.
+    """
+    var filter = Array[SIMD[DType.float32, vector], taps_h * taps_w](fill=0)
+    comptime for j in range(vector):
+        var channel = w.unsafe_offset((c + j) * Int(filter_r * filter_s))
+        comptime for r in range(taps_h):
+            comptime for s in range(taps_w):
+                var row = (
+                    phase.h.first_tap + (taps_h - 1 - r) * phase.h.tap_step
+                )
+                var column = (
+                    phase.w.first_tap + (taps_w - 1 - s) * phase.w.tap_step
+                )
+                filter[r * taps_w + s][j] = channel[
+                    unsafe_offset=row * Int(filter_s) + column
+                ].cast[DType.float32]()
+    return filter^
+
+
+@always_inline
+def _march[
+    dtype: DType, vector: Int, taps_h: Int, taps_w: Int, step: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    filter: Array[SIMD[DType.float32, vector], taps_h * taps_w],
+    phase: Phase,
+    strip: Strip,
+    channels: Int,
+    march: Int32,
+    shared: UInt32,
+):
+    """Computes a strip of columns by up to `march` rows by `vector` channels, for taps_h x taps_w taps that are
+    neighbours in the source along both axes and one tap along D, with `step` source pixels from one pixel to the next.
+    """
+    comptime T = SIMD[DType.float32, vector]
+    comptime V = SIMD[dtype, vector]
+    comptime width = strip_width[dtype]()
+    comptime columns = (width - 1) * step + taps_w
+    comptime Queue = RowQueue[dtype, vector, columns]
+    # Offsets rise (forward) or fall (gradient) by one: the lowest tap is the first or the last.
+    var rising_h = phase.h.offset_step > 0
+    var rising_w = phase.w.offset_step > 0
+    var h = (
+        strip.p * Int32(step)
+        + Int32(phase.h.first_offset)
+        - (Int32(0) if rising_h else Int32(taps_h - 1))
+    )
+    var w = (
+        strip.q * Int32(step)
+        + Int32(phase.w.first_offset)
+        - (Int32(0) if rising_w else Int32(taps_w - 1))
+    )
+    var d = strip.o * phase.d.step + phase.d.first_offset
+    var inside_d = d >= 0 and d < phase.d.source
+    # Pointers walk down with the march: the next row to load, and the next to store.
+    var line = source.unsafe_offset(
+        (strip.source_row(phase, d, h) + Int(w)) * channels + strip.c
+    )
+    var line_pitch = phase.w.source * channels
+    var target = result.unsafe_offset(
+        (strip.result_row(phase, strip.p) + Int(strip.q) * phase.w.out_step)
+        * channels
+        + strip.c
+    )
+    var target_pitch = phase.h.out_step * phase.w.out_extent * channels
+    var pixel_pitch = phase.w.out_step * channels
+    var left = Int32(phase.w.rows) - strip.q
+    var rows = min(march, Int32(phase.h.rows) - strip.p)
+    var wanted = rows * Int32(step) + Int32(taps_h - step)
+
+    var queue = Queue.of(shared)
+
+    @always_inline
+    def is_inside(row: Int32) {imm} -> Bool:
+        return inside_d and UInt32(row) < UInt32(phase.h.source)
+
+    @always_inline
+    def request_row() {mut queue, mut line, mut h, mut wanted, imm}:
+        """Starts the copies of the next row; nothing is read of rows outside.
+        """
+        if wanted > 0 and is_inside(h):
+            comptime for i in range(columns):
+                queue.copy(
+                    i,
+                    line.unsafe_offset(i * channels),
+                    UInt32(w + Int32(i)) < UInt32(phase.w.source),
+                )
+        queue.end_row()
+        commit_copies()
+        line = line.unsafe_offset(line_pitch)
+        h += 1
+        wanted -= 1
+
+    @always_inline
+    def next_row(
+        inside: Bool,
+    ) {mut queue, mut line, mut h, mut wanted, imm} -> Array[V, columns]:
+        wait_for_copies[Queue.DEPTH - 2]()
+        var values = queue.take(inside)
+        request_row()
+        return values^
+
+    # The row at hand.
+    var row = h
+    comptime for _ in range(Queue.DEPTH - 1):
+        request_row()
+    comptime if step == 1 or taps_h > step + 1:
+        # Sums of the rows that the source row at hand contributes to, in a ring.
+        comptime ring = ceildiv(taps_h, step)
+        comptime period = ring * step
+        var sums = Array[Array[T, width], ring](fill=Array[T, width](fill=0))
+        var count = (rows - 1) * Int32(step) + Int32(taps_h)
+        for first in range(Int32(0), count, Int32(period)):
+            comptime for u in range(period):
+                var at = first + Int32(u)
+                if at < count:
+                    var inside = is_inside(row)
+                    var values = next_row(inside)
+                    row += 1
+                    if inside:
+                        comptime for i in range(columns):
+                            var value = wide[dtype, vector](values[i])
+                            comptime for slot in range(ring):
+                                comptime r = (u - slot * step) % period
+                                comptime for j in range(width):
+                                    comptime s = i - j * step
+                                    comptime if r < taps_h and s >= 0 and s < taps_w:
+                                        sums[slot][j] = value.fma(
+                                            filter[r * taps_w + s],
+                                            sums[slot][j],
+                                        )
+                    comptime for slot in range(ring):
+                        comptime if (u - slot * step) % period == taps_h - 1:
+                            if at >= Int32(taps_h - 1):
+                                _store_strip[dtype, vector, width](
+                                    target, pixel_pitch, left, sums[slot]
+                                )
+                                target = target.unsafe_offset(target_pitch)
+                            comptime for j in range(width):
+                                sums[slot][j] = 0
+    else:
+        # The last row that a pixel reads is the first that the next one reads.
+        comptime assert taps_h == step + 1, "one shared row"
+        var shared_row = next_row(is_inside(row))
+        for _ in range(rows):
+            var rows_here = Array[Array[V, columns], taps_h](
+                fill=Array[V, columns](fill=0)
+            )
+            comptime for i in range(columns):
+                rows_here[0][i] = shared_row[i]
+            comptime for r in range(1, taps_h):
+                row += 1
+                rows_here[r] = next_row(is_inside(row))
+            var sums = Array[T, width](fill=0)
+            comptime for r in range(taps_h):
+                comptime for i in range(columns):
+                    var value = wide[dtype, vector](rows_here[r][i])
+                    comptime for j in range(width):
+                        comptime s = i - j * step
+                        comptime if s >= 0 and s < taps_w:
+                            sums[j] = value.fma(filter[r * taps_w + s], sums[j])
+            _store_strip[dtype, vector, width](target, pixel_pitch, left, sums)
+            target = target.unsafe_offset(target_pitch)
+            comptime for i in range(columns):
+                shared_row[i] = rows_here[taps_h - 1][i]
+
+
+@always_inline
+def _shared[bytes: Int]() -> UInt32:
+    """Returns the address of so much of a block's shared memory."""
+    return UInt32(
+        Int(
+            stack_allocation[
+                bytes, UInt8, alignment=16, address_space=AddressSpace.SHARED
+            ]()
+        )
+    )
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
         Int32(RESIDENT_THREADS)
@@ -198,155 +439,78 @@ def depthwise_march_kernel[
     march: Int32,
     whole: Int32,
 ):
-    """Computes a strip of columns by up to `march` rows by `vector` channels, for taps_h x taps_w taps that are
-    neighbours in the source along both axes and one tap along D, with `step` source pixels from one pixel to the next.
-    A `whole` filter lies as the caller has it."""
-    comptime T = SIMD[DType.float32, vector]
-    comptime V = SIMD[dtype, vector]
-    comptime width = strip_width[dtype]()
-    comptime columns = (width - 1) * step + taps_w
+    """Computes one phase. A `whole` filter lies as the caller has it."""
+    comptime columns = (strip_width[dtype]() - 1) * step + taps_w
     var channels = Int(channels_)
-    var strip = Strip.of[width](
+    var strip = Strip.of[strip_width[dtype]()](
         Int32(global_idx.x), phase, channels, vector, march
     )
     if strip.n >= Int(batch):
         return
-    # Offsets rise (forward) or fall (gradient) by one: the lowest tap is the first or the last.
-    var rising_h = phase.h.offset_step > 0
-    var rising_w = phase.w.offset_step > 0
-    var h = (
-        strip.p * Int32(step)
-        + Int32(phase.h.first_offset)
-        - (Int32(0) if rising_h else Int32(taps_h - 1))
+    _march[dtype, vector, taps_h, taps_w, step](
+        result,
+        source,
+        _filter_of[dtype, vector, taps_h, taps_w](
+            packed, phase, strip.c, channels, whole != 0
+        ),
+        phase,
+        strip,
+        channels,
+        march,
+        _shared[RowQueue[dtype, vector, columns].BYTES](),
     )
-    var w = (
-        strip.q * Int32(step)
-        + Int32(phase.w.first_offset)
-        - (Int32(0) if rising_w else Int32(taps_w - 1))
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(RESIDENT_THREADS)
+    ),
+)
+@__name(t"conv_depthwise_phases_{dtype}_v{vector}_{fewest}")
+def depthwise_phases_kernel[
+    dtype: DType, vector: Int, fewest: Int
+](
+    result: Ptr[dtype],
+    source: Ptr[dtype],
+    w: Ptr[dtype],
+    phases: PhaseTable,
+    batch: Int32,
+    channels_: Int32,
+    march: Int32,
+    filter_r: Int32,
+    filter_s: Int32,
+):
+    """Computes all phases of a data gradient, which have `fewest` taps or one more along H and W. Their blocks take
+    turns, so that dy, which all of them read, comes from memory once, and lines of dx are written while they are in
+    the cache.
+    """
+    var channels = Int(channels_)
+    var block, number = divide(Int32(block_idx.x), Int32(phases.count()))
+    var phase = phases.phase(number)
+    var strip = Strip.of[strip_width[dtype]()](
+        block * THREADS + Int32(thread_idx.x), phase, channels, vector, march
     )
-    var d = strip.o * phase.d.step + phase.d.first_offset
-    var inside_d = d >= 0 and d < phase.d.source
-    comptime size = taps_h * taps_w
-    var filter = Array[T, size](fill=0)
-    if whole != 0:
-        # [channel][tap]: as many vectors as taps, of which an element belongs to each.
-        var channel = packed.unsafe_offset(strip.c * size)
-        var flat = Array[T, size](fill=0)
-        comptime for i in range(size):
-            flat[i] = wide[dtype, vector](
-                _load[dtype, vector](channel, i * vector)
-            )
-        comptime for r in range(taps_h):
-            comptime for s in range(taps_w):
-                comptime for j in range(vector):
-                    comptime tap = r * taps_w + s
-                    comptime at = j * size + tap
-                    comptime back = j * size + size - 1 - tap
-                    filter[tap][j] = flat[at // vector][
-                        at % vector
-                    ] if rising_h else flat[back // vector][back % vector]
-    else:
-        var taps = packed.unsafe_offset(phase.filter_offset + strip.c)
-        comptime for r in range(taps_h):
-            comptime for s in range(taps_w):
-                var row = r if rising_h else taps_h - 1 - r
-                var column = s if rising_w else taps_w - 1 - s
-                filter[r * taps_w + s] = wide[dtype, vector](
-                    _load[dtype, vector](
-                        taps, (row * taps_w + column) * channels
-                    )
+    if strip.n >= Int(batch):
+        return
+    comptime columns = strip_width[dtype]() + fewest
+    comptime Narrow = RowQueue[dtype, vector, columns - 1]
+    comptime Wide = RowQueue[dtype, vector, columns]
+    var shared = _shared[max(Narrow.BYTES, Wide.BYTES)]()
+    comptime for taps_h in range(fewest, fewest + 2):
+        comptime for taps_w in range(fewest, fewest + 2):
+            if phase.h.taps == taps_h and phase.w.taps == taps_w:
+                _march[dtype, vector, taps_h, taps_w, 1](
+                    result,
+                    source,
+                    _filter_of_phase[dtype, vector, taps_h, taps_w](
+                        w, phase, strip.c, filter_r, filter_s
+                    ),
+                    phase,
+                    strip,
+                    channels,
+                    march,
+                    shared,
                 )
-    # Pointers walk down with the march: the next row to load, and the next to store.
-    var line = source.unsafe_offset(
-        (strip.source_row(phase, d, h) + Int(w)) * channels + strip.c
-    )
-    var line_pitch = phase.w.source * channels
-    var target = result.unsafe_offset(
-        (strip.result_row(phase, strip.p) + Int(strip.q) * phase.w.out_step)
-        * channels
-        + strip.c
-    )
-    var target_pitch = phase.h.out_step * phase.w.out_extent * channels
-    var pixel_pitch = phase.w.out_step * channels
-    var left = Int32(phase.w.rows) - strip.q
-    var rows = min(march, Int32(phase.h.rows) - strip.p)
-    var wanted = rows * Int32(step) + Int32(taps_h - step)
-
-    @always_inline
-    def load_row() {mut line, mut h, mut wanted, imm} -> Array[V, columns]:
-        var values = Array[V, columns](fill=0)
-        var inside = (
-            wanted > 0 and inside_d and UInt32(h) < UInt32(phase.h.source)
-        )
-        comptime for i in range(columns):
-            values[i] = load_inside[dtype, vector](
-                line,
-                i * channels,
-                inside and UInt32(w + Int32(i)) < UInt32(phase.w.source),
-            )
-        line = line.unsafe_offset(line_pitch)
-        h += 1
-        wanted -= 1
-        return values^
-
-    comptime if step == 1 or taps_h > step + 1:
-        # Sums of the rows that the source row at hand contributes to, in a ring.
-        comptime ring = ceildiv(taps_h, step)
-        comptime period = ring * step
-        # A row is loaded one step before its turn.
-        comptime unroll = period if period > 1 else 2
-        var values = load_row()
-        var sums = Array[Array[T, width], ring](fill=Array[T, width](fill=0))
-        var count = (rows - 1) * Int32(step) + Int32(taps_h)
-        for first in range(Int32(0), count, Int32(unroll)):
-            comptime for u in range(unroll):
-                var at = first + Int32(u)
-                if at < count:
-                    var following = load_row()
-                    comptime for i in range(columns):
-                        var value = wide[dtype, vector](values[i])
-                        comptime for slot in range(ring):
-                            comptime r = (u - slot * step) % period
-                            comptime for j in range(width):
-                                comptime s = i - j * step
-                                comptime if r < taps_h and s >= 0 and s < taps_w:
-                                    sums[slot][j] = value.fma(
-                                        filter[r * taps_w + s], sums[slot][j]
-                                    )
-                    comptime for slot in range(ring):
-                        comptime if (u - slot * step) % period == taps_h - 1:
-                            if at >= Int32(taps_h - 1):
-                                _store_strip[dtype, vector, width](
-                                    target, pixel_pitch, left, sums[slot]
-                                )
-                                target = target.unsafe_offset(target_pitch)
-                            comptime for j in range(width):
-                                sums[slot][j] = 0
-                    values = following^
-    else:
-        # The last row that a pixel reads is the first that the next one reads.
-        comptime assert taps_h == step + 1, "one shared row"
-        var shared_row = load_row()
-        for _ in range(rows):
-            var rows_here = Array[Array[V, columns], taps_h](
-                fill=Array[V, columns](fill=0)
-            )
-            comptime for i in range(columns):
-                rows_here[0][i] = shared_row[i]
-            comptime for r in range(1, taps_h):
-                rows_here[r] = load_row()
-            var sums = Array[T, width](fill=0)
-            comptime for r in range(taps_h):
-                comptime for i in range(columns):
-                    var value = wide[dtype, vector](rows_here[r][i])
-                    comptime for j in range(width):
-                        comptime s = i - j * step
-                        comptime if s >= 0 and s < taps_w:
-                            sums[j] = value.fma(filter[r * taps_w + s], sums[j])
-            _store_strip[dtype, vector, width](target, pixel_pitch, left, sums)
-            target = target.unsafe_offset(target_pitch)
-            comptime for i in range(columns):
-                shared_row[i] = rows_here[taps_h - 1][i]
 
 
 @__llvm_metadata(

@@ -13,7 +13,7 @@ from ..gather import PhaseAxis, Phase, forward_phases, gradient_phases
 from ..kernel import ConvolutionKernel, ConvolutionTensors
 from ..problem import ConvolutionProblem
 from .depthwise import (
-    THREADS,
+    MOST_TAPS_OF_PHASE,
     PAIR,
     RESIDENT_THREADS,
     VECTOR,
@@ -21,11 +21,14 @@ from .depthwise import (
     depthwise_filter_kernel,
     depthwise_gather_kernel,
     depthwise_march_kernel,
+    depthwise_phases_kernel,
     is_aligned,
     march_rows,
     strip_width,
 )
 from .depthwise_wgrad import depthwise_wgrad_gpu
+from .phase_table import PhaseTable
+from .row_queue import THREADS
 
 
 @always_inline
@@ -160,21 +163,66 @@ def _launch_wide[
                         result, source, packed, p, phase, whole, ctx
                     )
                     return
-        # The phases of a gradient of stride 2, and windows of one tap.
-        comptime for taps_h in [1, 2, 3]:
-            comptime for taps_w in [1, 2, 3]:
-                comptime is_phase = abs(
-                    taps_h - taps_w
-                ) <= 1 and taps_h * taps_w < 9
-                comptime is_made = pass_ != FPROP and is_phase or taps_h * taps_w == 1
-                # Pairs are rare: their phases go to the kernel for any taps.
-                comptime if is_made and vector == VECTOR:
-                    if h.step == 1 and h.taps == taps_h and w.taps == taps_w:
-                        _launch_march[dtype, vector, taps_h, taps_w, 1](
-                            result, source, packed, p, phase, False, ctx
-                        )
-                        return
+        comptime if vector == VECTOR:
+            if h.step == 1 and h.taps == 1 and w.taps == 1:
+                _launch_march[dtype, vector, 1, 1, 1](
+                    result, source, packed, p, phase, False, ctx
+                )
+                return
     _launch_any[dtype, vector](result, source, packed, p, phase, ctx)
+
+
+def _fewest_taps(p: ConvolutionProblem, phases: List[Phase]) -> Int:
+    """Returns the number for which one launch computes all phases of a strided gradient: each has as many taps, or one
+    more, along H and W. 0 where no march is made for them.
+    """
+    if p.t > 1 or p.stride_d > 1 or len(phases) == 1 or not PhaseTable.takes(p):
+        return 0
+    var fewest = MOST_TAPS_OF_PHASE
+    var most = 0
+    for phase in phases:
+        if not _may_march(phase):
+            return 0
+        fewest = min(fewest, phase.h.taps, phase.w.taps)
+        most = max(most, phase.h.taps, phase.w.taps)
+    return fewest if most <= min(fewest + 1, MOST_TAPS_OF_PHASE) else 0
+
+
+@always_inline
+def _launch_phases[
+    dtype: DType, fewest: Int
+](
+    dx: Ptr[dtype],
+    dy: Ptr[dtype],
+    w: Ptr[dtype],
+    p: ConvolutionProblem,
+    ctx: DeviceContext,
+) raises:
+    var phases = PhaseTable.of(p)
+    comptime width = strip_width[dtype]()
+    # Residue 0 has the most pixels.
+    var widest = phases.first()
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    var march = march_rows(
+        widest.h.rows,
+        phases.count()
+        * _grid(p, widest, widest.h.rows, width, VECTOR)
+        * THREADS,
+        processors * RESIDENT_THREADS,
+    )
+    ctx.enqueue_function[depthwise_phases_kernel[dtype, VECTOR, fewest]](
+        dx,
+        dy,
+        w,
+        phases,
+        Int32(p.n),
+        Int32(p.c),
+        Int32(march),
+        Int32(p.r),
+        Int32(p.s),
+        grid_dim=phases.count() * _grid(p, widest, march, width, VECTOR),
+        block_dim=THREADS,
+    )
 
 
 @no_inline
@@ -200,6 +248,12 @@ def depthwise_gather_gpu[
         phases = forward_phases(p)
     else:
         phases = gradient_phases(p, p.c)
+        if wide:
+            var fewest = _fewest_taps(p, phases)
+            comptime for taps in range(1, MOST_TAPS_OF_PHASE):
+                if fewest == taps:
+                    _launch_phases[dtype, taps](result, source, w, p, ctx)
+                    return
     var memory = scratch[dtype](ctx, max(1, p.taps() * p.c))
     var packed = device_pointer(memory)
     for phase in phases:

@@ -21,8 +21,6 @@ from .warpgroup_wgrad import WarpgroupWgrad
 
 comptime _FEW_TAPS = 9
 """Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
-comptime _FEW_ELEMENTS = 1 << 22
-"""Elements of dx up to which the launches take as long as the work: the marches launch two kernels for each phase."""
 comptime _HALO_PIXELS = 256
 """Pixels from which on the loads of the filter pay: with 196 and 49 pixels the other kernels took half to two thirds of
 the time."""
@@ -55,11 +53,7 @@ struct _GpuHeuristic(Heuristic):
         comptime forward = pass_ == FPROP
         comptime if Kernel.NAME == DepthwiseBand.NAME:
             var is_strided = max(p.stride_h, p.stride_w) > 1
-            if _marches(p):
-                return (
-                    not forward and is_strided and p.x_size() <= _FEW_ELEMENTS
-                )
-            return not (forward and is_strided)
+            return not _marches(p) and not (forward and is_strided)
         elif Kernel.NAME == DepthwiseBandWgrad.NAME:
             return p.r * p.s > _FEW_TAPS
         elif Kernel.NAME == HaloGather.NAME:
