@@ -203,8 +203,27 @@ def convolution_wgrad_tf32() -> str:
     return grid(["TF32, us", "before", "now", "cuDNN"], rows) + origin(name)
 
 
+def convolution_depthwise() -> str:
+    """A kind of problem in each line: our time over that before, and before and now over cuDNN's."""
+    name = "convolution_depthwise_h200"
+    rows = []
+    for dtype, pass_, window in dict.fromkeys(_depthwise_kind(row) for row in read(name)["rows"]):
+        mine = [row for row in read(name)["rows"] if _depthwise_kind(row) == (dtype, pass_, window)]
+        cells = []
+        for ours, theirs in (("now_us", "before_us"), ("before_us", "cudnn_us"), ("now_us", "cudnn_us")):
+            found = [row[ours] / row[theirs] for row in mine if row[theirs]]
+            cells.append(mean_and_worst(found) if found else "")
+        rows.append([dtype, PASSES[pass_], window, str(len(mine)), *cells])
+    header = ["dtype", "pass", "windows", "problems", "now over before", "before over cuDNN", "now over cuDNN"]
+    return grid(header, rows) + origin(name)
+
+
+def _depthwise_kind(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["dtype"], row["pass"], row["windows"]
+
+
 CONVOLUTIONS: tuple[Callable[[], str], ...] = (
     convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu,
     convolution_workspace, convolution_hopper, convolution_few_channels, convolution_odd_channels,
-    convolution_small_product, convolution_wgrad_tf32, convolution_sanitizer,
+    convolution_small_product, convolution_wgrad_tf32, convolution_depthwise, convolution_sanitizer,
 )  # fmt: skip
