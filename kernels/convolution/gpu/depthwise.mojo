@@ -3,8 +3,8 @@
 A thread owns a narrow strip of columns and marches down its rows, so that a source row, loaded once, serves every tap
 row; neighbouring threads own neighbouring strips and share the columns between them in the first-level cache. Rows come
 through a queue of the thread (row_queue.mojo). The weight gradient (depthwise_wgrad) marches alike, without a queue:
-with one it took 1.1 to 1.2 times as long. Rows are a run-time loop on purpose: unrolled, every load of the tile moves
-to the front and registers spill.
+with one float32 took 1.15 times as long, bfloat16 1.02 and float16 0.96. Rows are a run-time loop on purpose: unrolled,
+every load of the tile moves to the front and registers spill.
 """
 
 from std.math import ceildiv
