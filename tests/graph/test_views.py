@@ -65,7 +65,8 @@ def _of_views_that_were_updated(x: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("gradient", [False, True])
 def test_strides_of_results(function: Function, gradient: bool) -> None:
     torch.compiler.reset()
-    x = torch.randn(2, 4, 5, 4, requires_grad=gradient)
+    # Small: the exponential of a sum makes a large sum's rounding an error of the gradient's.
+    x = (torch.randn(2, 4, 5, 4, generator=torch.Generator().manual_seed(0)) / 4).requires_grad_(gradient)
     run = torch.compile(function, backend="max", options={"fallback": "error"})
     for _ in range(2):
         ours, eager = run(x), function(x)
