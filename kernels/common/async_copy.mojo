@@ -8,90 +8,32 @@ from .pointer import Ptr, Shared
 
 
 @always_inline
-def copy_vector[
-    dtype: DType
-](target: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts the copy of 16 bytes to shared memory, zeros where not `valid`."""
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        target,
-        UInt64(Int(source))
-        + UInt64((offset if valid else 0) * size_of[dtype]()),
-        Int32(16 if valid else 0),
-    )
-
-
-@always_inline
-def copy_bytes[
+def copy_elements[
     count: Int, dtype: DType
-](target: UInt32, source: Ptr[dtype], valid: Bool):
-    """Starts the copy of 4, 8 or 16 bytes to shared memory, zeros where not `valid`: nothing is read then. On other GPUs
-    than NVIDIA's it is done at once, as are `commit_copies` and `wait_for_copies`.
+](target: UInt32, source: Ptr[dtype], offset: Int, valid: Bool):
+    """Starts the copy of `count` elements to an address in shared memory, zeros where not `valid`: nothing is read then.
+
+    Both addresses are multiples of the 4, 8 or 16 bytes that are copied. Two bytes are copied at once, as all are on
+    other GPUs than NVIDIA's.
     """
-    comptime assert count == 4 or count == 8 or count == 16
-    comptime if is_nvidia_gpu():
-        comptime cache = "cg" if count == 16 else "ca"
+    comptime bytes = count * size_of[dtype]()
+    comptime assert bytes in (2, 4, 8, 16)
+    var at = source.unsafe_offset(offset)
+    comptime if is_nvidia_gpu() and bytes > 2:
+        comptime cache = "cg" if bytes == 16 else "ca"
         comptime text = "cp.async." + cache + ".shared.global [$0], [$1], " + String(
-            count
+            bytes
         ) + ", $2;"
         inlined_assembly[text, NoneType, constraints="r,l,r,~{memory}"](
-            target, UInt64(Int(source)), Int32(count if valid else 0)
+            target, UInt64(Int(at)), Int32(bytes if valid else 0)
         )
     else:
-        comptime length = count // size_of[dtype]()
-        var value = SIMD[dtype, length](0)
+        var value = SIMD[dtype, count](0)
         if valid:
-            value = source.unsafe_load[width=length, alignment=count]()
+            value = at.unsafe_load[width=count, alignment=bytes]()
         Shared[dtype](unsafe_from_address=Int(target)).unsafe_store[
-            alignment=count
+            alignment=bytes
         ](value)
-
-
-@always_inline
-def copy_quad[
-    dtype: DType
-](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts the copy of four elements, zeros where not `valid`; both addresses are multiples of their size.
-    """
-    comptime if size_of[dtype]() == 4:
-        copy_vector(UInt32(Int(target)), source, offset, valid)
-    else:
-        inlined_assembly[
-            "cp.async.ca.shared.global [$0], [$1], 8, $2;",
-            NoneType,
-            constraints="r,l,r,~{memory}",
-        ](
-            UInt32(Int(target)),
-            UInt64(Int(source))
-            + UInt64((offset if valid else 0) * size_of[dtype]()),
-            Int32(8 if valid else 0),
-        )
-
-
-@always_inline
-def copy_one[
-    dtype: DType
-](target: Shared[dtype], source: Ptr[dtype], offset: Int, valid: Bool):
-    """Starts (or, for elements of two bytes, does) the copy of one element, zero where not `valid`.
-    """
-    comptime if size_of[dtype]() == 4:
-        inlined_assembly[
-            "cp.async.ca.shared.global [$0], [$1], 4, $2;",
-            NoneType,
-            constraints="r,l,r,~{memory}",
-        ](
-            UInt32(Int(target)),
-            UInt64(Int(source)) + UInt64((offset if valid else 0) * 4),
-            Int32(4 if valid else 0),
-        )
-    else:
-        var value = Scalar[dtype](0)
-        if valid:
-            value = source[unsafe_offset=offset]
-        target[] = value
 
 
 @always_inline

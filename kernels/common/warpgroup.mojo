@@ -24,7 +24,7 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
 )
 
-from .async_copy import copy_vector
+from .async_copy import copy_elements
 from .pointer import Ptr, Shared
 from .tensor_cores import Quad, to_tf32
 
@@ -122,7 +122,9 @@ struct VectorQueue[dtype: DType, count: Int, depth: Int](
     ):
         """Starts the copy of a stage's vector number i, zeros where not `valid`.
         """
-        copy_vector(self._at(stage, i), source, offset, valid)
+        copy_elements[vector_of[Self.dtype]()](
+            self._at(stage, i), source, offset, valid
+        )
 
     @always_inline
     def vector(self, stage: Int32, i: Int) -> Vector[Self.dtype]:
@@ -181,7 +183,7 @@ struct DepthMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     ):
         """Copies as `store` does, but straight from memory, asynchronously; elements of two bytes only.
         """
-        copy_vector(
+        copy_elements[8](
             tile + UInt32(self.place) * 2 + UInt32(i * APART * _ROW_BYTES),
             source,
             offset,
@@ -255,7 +257,7 @@ struct IndexMajor[dtype: DType](ImplicitlyCopyable, TrivialRegisterPassable):
     ):
         """Copies as `store` does, but straight from memory, asynchronously; elements of two bytes only.
         """
-        copy_vector(
+        copy_elements[8](
             tile
             + UInt32(self.places[i % 2]) * 2
             + UInt32(i // 2 * _PANEL * _ROW_BYTES),

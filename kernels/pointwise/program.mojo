@@ -133,6 +133,12 @@ struct ProgramOperands[count: Int, dims: Int](
         return Ptr[dtype](unsafe_from_address=self.data[n])
 
     @always_inline
+    def address[dtype: DType, n: Int](self, index: Int) -> Int:
+        """Returns where element `index` lies of an operand whose elements are numbered like the result's.
+        """
+        return Int(self._pointer[dtype, n]().unsafe_offset(index))
+
+    @always_inline
     def _load[
         dtype: DType, width: Int
     ](self, source: Ptr[dtype]) -> SIMD[dtype, width]:

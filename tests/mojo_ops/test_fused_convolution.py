@@ -30,9 +30,9 @@ def test_a_call_is_those_of_convolution_program_and_sums_in_one() -> None:
 
 
 def test_parameters_say_which_kernel() -> None:
-    kernel = FusedKernel("conv_dgrad", DType.float16, "plain", narrow=64, max_phases=8)
-    assert kernel.parameters == 'DType.float16, DGRAD, 64, 8, "plain", False'
+    kernel = FusedKernel("conv_dgrad", DType.float16, "plain", narrow=64, max_phases=8, ahead=(1, 3))
+    assert kernel.parameters == 'DType.float16, DGRAD, 64, 8, "plain", False, 10'
     summing = FusedKernel("conv_fprop", DType.bfloat16, "p", sums="batch_norm_gradient_sums", plain_sums="s")
-    assert summing.parameters == 'DType.bfloat16, FPROP, 0, 1, "p", False, PRODUCTS, "s", True'
+    assert summing.parameters == 'DType.bfloat16, FPROP, 0, 1, "p", False, 0, PRODUCTS, "s", True'
     on_cpu = FusedKernel("conv_fprop", DType.float32, "plain", "cpu")
     assert on_cpu.parameters == 'DType.float32, "plain"' and on_cpu.entry == "conv_pointwise"

@@ -25,7 +25,7 @@ from torch_max_backend.fusion.loop_nest import (
 from torch_max_backend.fusion.terms import REDUCTIONS, Leaf, Step, Terms
 from torch_max_backend.mojo_ops import fused_convolution
 from torch_max_backend.mojo_ops.convolution import FAMILY as CONVOLUTION
-from torch_max_backend.mojo_ops.fused_convolution import FusedKernel
+from torch_max_backend.mojo_ops.fused_convolution import READ_AHEAD, FusedKernel
 from torch_max_backend.mojo_ops.signatures import Family, Signature, addresses, ints
 from torch_max_backend.mojo_ops.sources import symbol_of
 from torch_max_backend.typed_graph.operations import Reduction
@@ -208,6 +208,7 @@ class Program:
         if self.convolution:
             module = f"{own}.fused_entries"
             values |= fused_convolution.NAMES
+            values |= {("convolution.sm90.beside", "Beside")} if self.target == "gpu" else set()
         else:
             module = "reduction.entries" if self.reduction else "pointwise.entries"
         functions = {("common.arithmetic", name) for name in FUNCTIONS if f"{name}[" in self.body}
@@ -251,8 +252,9 @@ class Program:
             return f") -> {self.reduction.values}"
         if not self.convolution:
             return ")"
-        vector = f"SIMD[DType.{self.convolution.dtype.name}, width]"
-        return f", c: {vector}) -> {vector}"
+        elements = f"DType.{self.convolution.dtype.name}, width"
+        beside = f", b: Beside[{elements}]" if self.target == "gpu" else ""
+        return f", c: SIMD[{elements}]{beside}) -> SIMD[{elements}]"
 
 
 def ops_of(terms: Terms) -> str:
@@ -423,10 +425,17 @@ def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: 
     ways = ways_of(terms, loops, vector, target, handed.value.shape)
     if terms.guards or not IN_ROWS.issuperset(ways):
         return None
-    body = _body(terms, ways, handed=handed, short=_short(terms, target))
-    operands = len(terms.roots) + len(terms.leaves) - 1
+    others = [each for each in zip(terms.leaves, ways, strict=True) if each[0] is not handed]
+    linear = [
+        number
+        for number, (leaf, way) in enumerate(others, len(terms.roots))
+        if way == "linear" and leaf.value.dtype == convolution.dtype
+    ]
+    ahead = tuple(linear[:READ_AHEAD]) if target == "gpu" else ()
     if target == "gpu":
-        convolution = replace(convolution, heavy=_is_heavy(terms))
+        convolution = replace(convolution, heavy=_is_heavy(terms), ahead=ahead)
+    body = _body(terms, ways, handed=handed, short=_short(terms, target), ahead=ahead)
+    operands = len(terms.roots) + len(terms.leaves) - 1
     digits, ops = len(loops.extents), ops_of(terms)
     return Program(convolution.entry, target, body, operands, digits, vector, convolution, ops=ops)
 
@@ -476,8 +485,10 @@ def _body(
     numbers: Sequence[tuple[DType, int]] = (),
     short: Mapping[int, str] | None = None,
     first: int | None = None,
+    ahead: Sequence[int] = (),
 ) -> str:
-    """The function's lines; ``first`` is the number of the first operand behind the inputs."""
+    """The function's lines; ``first`` is the number of the first operand behind the inputs, ``ahead`` has those of
+    operands that the function is given."""
     first = _first_guard(terms) if first is None else first
     lines = [f'    var g{n} = a.inside["{way}", {first + n}, width](p)\n' for n, way in enumerate(asked)]
     operand = len(terms.roots)
@@ -491,6 +502,7 @@ def _body(
             call = f"a.read{'_if' if mask else ''}"
             taken = f"p, {mask}" if mask else "p"
             text = f'{call}["{way}", DType.{step.value.dtype.name}, {operand}, width]({taken})'
+            text = f"b[{ahead.index(operand)}]" if operand in ahead else text
             text = "c" if step is handed else text
             operand += step is not handed
         elif step.inside:

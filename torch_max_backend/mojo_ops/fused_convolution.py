@@ -35,6 +35,8 @@ _STAGE = 64
 _FEW_IN_BLOCK = 32
 """As kernels/convolution/sm90/dispatch.mojo has it."""
 
+READ_AHEAD: int = 2
+"""SLOTS of kernels/convolution/sm90/beside.mojo, of which sums take one."""
 _PASSES: dict[FusedPass, str] = {"conv_fprop": "FPROP", "conv_dgrad": "DGRAD"}
 """As kernels/convolution/passes.mojo names them."""
 STORED_SUMS = {"batch_norm_statistics": "MOMENTS", "batch_norm_gradient_sums": "PRODUCTS"}
@@ -56,6 +58,8 @@ class FusedKernel:
         narrow: ``NARROW``, or 0 for any number of channels.
         max_phases: of a data gradient that it computes.
         heavy: a vector of the program needs many registers.
+        ahead: the numbers of the program's operands that are read before it runs, READ_AHEAD at most: they have the
+            result's dtype, and lie as it does.
         sums: the entry of a reduction of what is stored, "" for none.
         plain_sums: the symbol of its library function.
         has_program: else what is stored is the convolution's result.
@@ -68,6 +72,7 @@ class FusedKernel:
     narrow: int = 0
     max_phases: int = 1
     heavy: bool = False
+    ahead: tuple[int, ...] = ()
     sums: str = ""
     plain_sums: str = ""
     has_program: bool = True
@@ -84,6 +89,7 @@ class FusedKernel:
         if self.target == "cpu":
             return f"{dtype}, {plain}"
         kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.max_phases}, {plain}, {self.heavy}"
+        kind += f", {sum(1 << number for number in self.ahead)}"
         sums = f', {STORED_SUMS[self.sums]}, "{self.plain_sums}", {self.has_program}' if self.sums else ""
         return kind + sums
 

@@ -23,7 +23,7 @@ from max.gpu import (
 from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
-from ...common.async_copy import commit_copies, copy_one, wait_for_copies
+from ...common.async_copy import commit_copies, copy_elements, wait_for_copies
 from ...common.pointer import Ptr
 from ...common.ptx import exchange_lanes
 from ..pointers import BackwardPointers
@@ -207,10 +207,9 @@ def flash_keys_kernel[
             # logsumexp first, then delta.
             var which = Int(thread) // step
             var row = Int(thread) % step
-            copy_one[DType.float32](
-                numbers.unsafe_offset(
-                    Int(number % 2) * 2 * step + which * step + row
-                ),
+            var place = Int(number % 2) * 2 * step + which * step + row
+            copy_elements[1](
+                UInt32(Int(numbers.unsafe_offset(place))),
                 row_sums,
                 (which * p.batch * p.heads + b * p.heads + h) * row_count
                 + Int(query)

@@ -25,7 +25,7 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
 )
 
-from ...common.async_copy import copy_vector, wait_for_copies
+from ...common.async_copy import copy_elements, wait_for_copies
 from ...common.pointer import Ptr, Shared
 from ...common.ptx import (
     compiling_for_hopper,
@@ -77,7 +77,7 @@ def copy_tile[
         if whole or index < Int32(pieces):
             var row = index // Int32(across)
             var piece = index % Int32(across)
-            copy_vector(
+            copy_elements[PIECE](
                 UInt32(Int(tile.unsafe_offset(Int(place[rows](row, piece))))),
                 source,
                 Int(row) * step + Int(piece * PIECE),

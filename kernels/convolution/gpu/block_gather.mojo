@@ -21,8 +21,7 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.arithmetic import divide
 from ...common.async_copy import (
     commit_copies,
-    copy_one,
-    copy_quad,
+    copy_elements,
     wait_for_copies,
 )
 from ...common.pointer import Ptr, Shared
@@ -171,9 +170,11 @@ def block_gather_kernel[
                 )
                 var valid = step.exists(phase) and row.reaches(offset, phase)
                 comptime if a_quads:
-                    copy_quad[dtype](at, source, first, valid)
+                    copy_elements[QUAD](UInt32(Int(at)), source, first, valid)
                 else:
-                    copy_one[dtype](at.unsafe_offset(e), source, first, valid)
+                    copy_elements[1](
+                        UInt32(Int(at.unsafe_offset(e))), source, first, valid
+                    )
                     step.advance(1, depth, phase)
         a_step.advance(STAGE_LENGTH, depth, phase)
 
@@ -188,13 +189,16 @@ def block_gather_kernel[
                     k + quad
                 )
                 comptime if b_quads:
-                    copy_quad[dtype](
-                        at, w, first, column < columns and k + quad < total
+                    copy_elements[QUAD](
+                        UInt32(Int(at)),
+                        w,
+                        first,
+                        column < columns and k + quad < total,
                     )
                 else:
                     comptime for e in range(QUAD):
-                        copy_one[dtype](
-                            at.unsafe_offset(e),
+                        copy_elements[1](
+                            UInt32(Int(at.unsafe_offset(e))),
                             w,
                             first + e,
                             column < columns and k + quad + Int32(e) < total,
@@ -208,11 +212,13 @@ def block_gather_kernel[
                 ) * Int(columns) + Int(column)
                 var exists = step.exists(phase)
                 comptime if b_quads:
-                    copy_quad[dtype](at, w, first, exists and column < columns)
+                    copy_elements[QUAD](
+                        UInt32(Int(at)), w, first, exists and column < columns
+                    )
                 else:
                     comptime for e in range(QUAD):
-                        copy_one[dtype](
-                            at.unsafe_offset(e),
+                        copy_elements[1](
+                            UInt32(Int(at.unsafe_offset(e))),
                             w,
                             first + e,
                             exists and column + Int32(e) < columns,

@@ -20,8 +20,7 @@ from max.gpu.memory import AddressSpace, external_memory
 from ...common.arithmetic import divide
 from ...common.async_copy import (
     commit_copies,
-    copy_one,
-    copy_quad,
+    copy_elements,
     wait_for_copies,
 )
 from ...common.library import scratch
@@ -201,13 +200,16 @@ def block_wgrad_kernel[
             var channel = first_row + a_inner
             var offset = Int(start + line) * p.k + Int(group * rows + channel)
             comptime if a_quads:
-                copy_quad[dtype](
-                    target, dy, offset, start + line < last and channel < rows
+                copy_elements[QUAD](
+                    UInt32(Int(target)),
+                    dy,
+                    offset,
+                    start + line < last and channel < rows,
                 )
             else:
                 comptime for e in range(QUAD):
-                    copy_one[dtype](
-                        target.unsafe_offset(e),
+                    copy_elements[1](
+                        UInt32(Int(target.unsafe_offset(e))),
                         dy,
                         offset + e,
                         start + line < last and channel + Int32(e) < rows,
@@ -232,9 +234,11 @@ def block_wgrad_kernel[
                 )
                 var offset = pixel * p.c + sources[e].base
                 comptime if b_quads:
-                    copy_quad[dtype](target, x, offset, valid)
+                    copy_elements[QUAD](UInt32(Int(target)), x, offset, valid)
                 else:
-                    copy_one[dtype](target.unsafe_offset(e), x, offset, valid)
+                    copy_elements[1](
+                        UInt32(Int(target.unsafe_offset(e))), x, offset, valid
+                    )
             at[i].advance(STAGE_LENGTH, p)
         start += STAGE_LENGTH
 

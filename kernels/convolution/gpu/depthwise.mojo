@@ -8,8 +8,8 @@ every load of the tile moves to the front and registers spill.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast, stack_allocation
-from std.sys.info import is_nvidia_gpu, size_of
+from std.memory import stack_allocation
+from std.sys.info import size_of
 from std.utils.static_tuple import StaticTuple
 
 from max.gpu import (
@@ -23,7 +23,7 @@ from max.gpu.memory import AddressSpace
 from ...common.arithmetic import divide
 from ...common.async_copy import commit_copies, wait_for_copies
 from ...common.pointer import Ptr
-from ...common.ptx import wide_halves
+from ...common.widening import wide
 from ..gather import Phase, full_tap
 from ..problem import ConvolutionProblem
 from .phase_table import PhaseTable
@@ -74,29 +74,6 @@ def _load[
     return p.unsafe_offset(at).unsafe_load[
         width=vector, alignment=vector * size_of[dtype]()
     ]()
-
-
-@always_inline
-def wide[
-    dtype: DType, vector: Int
-](value: SIMD[dtype, vector]) -> SIMD[DType.float32, vector]:
-    """Converts to float32, pairs by one instruction for each value."""
-    comptime if dtype == DType.bfloat16 and vector > 1:
-        var pairs = bitcast[DType.uint32, vector // 2](value)
-        var low = bitcast[DType.float32, vector // 2](pairs << 16)
-        var high = bitcast[DType.float32, vector // 2](pairs & 0xFFFF0000)
-        return rebind[SIMD[DType.float32, vector]](low.interleave(high))
-    elif dtype == DType.float16 and vector > 1 and is_nvidia_gpu():
-        # The compiler would widen what is loaded ahead at once, and spill it.
-        var pairs = bitcast[DType.uint32, vector // 2](value)
-        var result = SIMD[DType.float32, vector]()
-        comptime for i in range(vector // 2):
-            var pair = wide_halves(pairs[i])
-            result[2 * i] = pair[0]
-            result[2 * i + 1] = pair[1]
-        return result
-    else:
-        return value.cast[DType.float32]()
 
 
 @always_inline
@@ -209,9 +186,7 @@ def _filter_of[
         var channel = packed.unsafe_offset(c * size)
         var flat = Array[T, size](fill=0)
         comptime for i in range(size):
-            flat[i] = wide[dtype, vector](
-                _load[dtype, vector](channel, i * vector)
-            )
+            flat[i] = wide(_load[dtype, vector](channel, i * vector))
         comptime for r in range(taps_h):
             comptime for s in range(taps_w):
                 comptime for j in range(vector):
@@ -227,7 +202,7 @@ def _filter_of[
             comptime for s in range(taps_w):
                 var row = r if rising_h else taps_h - 1 - r
                 var column = s if rising_w else taps_w - 1 - s
-                filter[r * taps_w + s] = wide[dtype, vector](
+                filter[r * taps_w + s] = wide(
                     _load[dtype, vector](
                         taps, (row * taps_w + column) * channels
                     )
@@ -363,7 +338,7 @@ def _march[
                     row += 1
                     if inside:
                         comptime for i in range(columns):
-                            var value = wide[dtype, vector](values[i])
+                            var value = wide(values[i])
                             comptime for slot in range(ring):
                                 comptime r = (u - slot * step) % period
                                 comptime for j in range(width):
@@ -398,7 +373,7 @@ def _march[
             var sums = Array[T, width](fill=0)
             comptime for r in range(taps_h):
                 comptime for i in range(columns):
-                    var value = wide[dtype, vector](rows_here[r][i])
+                    var value = wide(rows_here[r][i])
                     comptime for j in range(width):
                         comptime s = i - j * step
                         comptime if s >= 0 and s < taps_w:

@@ -20,6 +20,7 @@ from max.gpu.memory import AddressSpace
 from ...common.arithmetic import divide
 from ...common.library import scratch
 from ...common.pointer import Ptr
+from ...common.widening import wide
 from ..problem import ConvolutionProblem
 from .depthwise import (
     MAX_MARCH_ROWS,
@@ -31,7 +32,6 @@ from .depthwise import (
     load_inside,
     march_rows,
     strip_width,
-    wide,
 )
 from .tiled import add_slices
 
@@ -169,7 +169,7 @@ def depthwise_wgrad_kernel[
                 comptime for u in range(lines):
                     var at = first + Int32(u)
                     comptime for j in range(width):
-                        ring[u][j] = wide[dtype, vector](gradient[j])
+                        ring[u][j] = wide(gradient[j])
                     # Rows past the last meet zeros of dy only.
                     gradient = dy_row(at + 1)
                     comptime for e in range(step):
@@ -177,7 +177,7 @@ def depthwise_wgrad_kernel[
                             h + at * Int32(step) + Int32(e + 1)
                         )
                         comptime for i in range(columns):
-                            var value = wide[dtype, vector](values[i])
+                            var value = wide(values[i])
                             comptime for r in range(e, tap_rows, step):
                                 comptime slot = (u - r // step + lines) % lines
                                 comptime for j in range(width):
@@ -198,12 +198,12 @@ def depthwise_wgrad_kernel[
                     comptime if r > 0:
                         shared_row = x_row(h + at * Int32(step) + Int32(r))
                     comptime for i in range(columns):
-                        var value = wide[dtype, vector](shared_row[i])
+                        var value = wide(shared_row[i])
                         comptime for j in range(width):
                             comptime s = i - j * step
                             comptime if s >= 0 and s < tap_columns:
                                 sums[r * tap_columns + s] = value.fma(
-                                    wide[dtype, vector](gradient[j]),
+                                    wide(gradient[j]),
                                     sums[r * tap_columns + s],
                                 )
         else:
@@ -214,13 +214,13 @@ def depthwise_wgrad_kernel[
                 var inside = UInt32(row) < UInt32(problem.h)
                 comptime for j in range(width):
                     var column = Int32(j) * Int32(problem.stride_w)
-                    sums[0] = wide[dtype, vector](
+                    sums[0] = wide(
                         load_inside[dtype, vector](
                             x_base,
                             (Int(row) * problem.w + Int(column)) * problem.c,
                             inside and UInt32(w + column) < UInt32(problem.w),
                         )
-                    ).fma(wide[dtype, vector](gradient[j]), sums[0])
+                    ).fma(wide(gradient[j]), sums[0])
     var shared = stack_allocation[
         WGRAD_THREADS * vector,
         Float32,

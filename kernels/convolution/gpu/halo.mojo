@@ -18,7 +18,7 @@ from max.gpu.memory import AddressSpace
 
 from ...common.argument import KernelArgument
 from ...common.arithmetic import divide
-from ...common.async_copy import copy_vector
+from ...common.async_copy import copy_elements
 from ...common.pointer import Ptr
 from ...common.tensor_cores import Quad
 from ..passes import DGRAD
@@ -415,7 +415,7 @@ def copy_halo[
         var pixel = (
             Int(at.n) * phase.h.source + Int(at.h)
         ) * phase.w.source + Int(at.w)
-        copy_vector[dtype](
+        copy_elements[VECTOR](
             target + UInt32(halo.at(place)),
             source,
             pixel * Int(channels) + within,

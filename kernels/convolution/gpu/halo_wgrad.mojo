@@ -22,7 +22,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.arithmetic import divide
-from ...common.async_copy import commit_copies, copy_vector, wait_for_copies
+from ...common.async_copy import commit_copies, copy_elements, wait_for_copies
 from ...common.library import scratch
 from ...common.pointer import Ptr
 from ...common.ptx import load_matrices
@@ -96,7 +96,7 @@ def _copy_result[
     while index < align_up(tiling.pixels(), Int32(_STEPS)):
         var valid = tiling.is_pixel(first, pixel, images, phase)
         var at = result_pixel(first, pixel, phase)
-        copy_vector[dtype](
+        copy_elements[VECTOR](
             shared + UInt32(index * row + vector * 16),
             dy,
             at * Int(channels) + Int(first_channel + vector * VECTOR),

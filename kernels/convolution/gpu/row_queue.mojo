@@ -4,7 +4,7 @@ from std.sys.info import size_of
 
 from max.gpu import thread_idx
 
-from ...common.async_copy import copy_bytes
+from ...common.async_copy import copy_elements
 from ...common.pointer import Ptr, Shared
 
 comptime THREADS = 128
@@ -54,9 +54,10 @@ struct RowQueue[dtype: DType, vector: Int, columns: Int](
     def copy(self, i: Int, source: Ptr[Self.dtype], valid: Bool):
         """Starts the copy of the next row's vector number i, zeros where not `valid`.
         """
-        copy_bytes[Self._PIECE](
+        copy_elements[Self.vector](
             self.home + self.newest + UInt32(i * THREADS * Self._PIECE),
             source,
+            0,
             valid,
         )
 

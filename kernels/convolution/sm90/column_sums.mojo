@@ -17,14 +17,10 @@ import max.gpu.primitives.warp as warps
 
 from ...common.pointer import Ptr
 from ...common.ptx import named_barrier_sync, syncwarp
+from ...common.widening import wide
 from ...normalization.folded_rows import Moments
 from ..passes import MOMENTS, PRODUCTS
 from .tile import PANEL_COLUMNS
-
-comptime Factor = def[width: Int, parts: Int](
-    StaticTuple[Int, parts], Int
-) capturing -> SIMD[DType.float32, width]
-"""A function that returns the factors of the elements of some pixels, from a channel on."""
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4
@@ -61,7 +57,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
 
     var first: StaticTuple[SIMD[DType.float32, Self.width], Self.panels]
     var second: StaticTuple[SIMD[DType.float32, Self.width], Self.panels]
-    var pivot: StaticTuple[SIMD[Self.dtype, 8], Self.panels]
+    var pivot: StaticTuple[_Vector, Self.panels]
     """Values that deviations are taken from; of moments alone."""
     var count: Int32
     """Rows that have been added; of moments alone."""
@@ -74,19 +70,16 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
         self.count = 0
 
     @always_inline
-    def add_moments[
-        panel: Int, new: Bool
-    ](mut self, value: SIMD[Self.dtype, 8]):
-        """Adds one row's values, before the row is counted; where `new` they may be the thread's first ones.
-        """
+    def begin[panel: Int](mut self, value: SIMD[Self.dtype, 8]):
+        """Takes the thread's first values as pivots."""
         comptime assert Self.kind == MOMENTS
-        comptime if new:
-            if self.count == 0:
-                self.pivot[panel] = value
-        var deviation = (
-            value.cast[DType.float32]()
-            - self.pivot[panel].cast[DType.float32]()
-        )
+        self.pivot[panel] = wide(value)
+
+    @always_inline
+    def add_moments[panel: Int](mut self, value: SIMD[Self.dtype, 8]):
+        """Adds one row's values, before the row is counted."""
+        comptime assert Self.kind == MOMENTS
+        var deviation = wide(value) - self.pivot[panel]
         var first = rebind[_Vector](self.first[panel]) + deviation
         var second = deviation.fma(
             deviation, rebind[_Vector](self.second[panel])
@@ -115,7 +108,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
         var m2 = rebind[_Vector](self.second[panel]) - first * shift
         # The clamp catches rounding only; written so that NaN stays.
         m2 = m2.lt(0).select(_Vector(0), m2)
-        var mean = self.pivot[panel].cast[DType.float32]() + shift
+        var mean = self.pivot[panel] + shift
         return Moments[DType.float32, 8](Int(self.count), mean, m2)
 
     @always_inline
@@ -229,9 +222,9 @@ struct Products(ImplicitlyCopyable, TrivialRegisterPassable):
 
     @always_inline
     def add[dtype: DType](mut self, value: SIMD[dtype, 8], factor: _Vector):
-        var wide = value.cast[DType.float32]()
-        self.first += wide
-        self.second = wide.fma(factor, self.second)
+        var own = wide(value)
+        self.first += own
+        self.second = own.fma(factor, self.second)
 
 
 @always_inline

@@ -8,7 +8,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ...common.pointer import Ptr
-from .store import Epilogue
+from .beside import Epilogue, Reader, read_now
 
 comptime _THREADS = 256
 
@@ -16,19 +16,27 @@ comptime _THREADS = 256
 @__name(t"conv_epilogue_{dtype}_{get_function_name[epilogue]()}")
 def _epilogue_kernel[
     dtype: DType,
+    read: Optional[Reader[dtype]],
+    slots: Int,
     epilogue: Epilogue[dtype],
 ](result: Ptr[dtype], source: Ptr[dtype], c: Int64, size: Int64):
     var at = Int(block_idx.x) * _THREADS + Int(thread_idx.x)
     if at >= Int(size):
         return
     var pixel, channel = divmod(at, Int(c))
-    var value = source.unsafe_load(at)
-    var made = epilogue[1, 1](StaticTuple[Int, 1](pixel), channel, value)
+    var made = epilogue[1, 1](
+        StaticTuple[Int, 1](pixel),
+        channel,
+        source.unsafe_load(at),
+        read_now[dtype, read, slots, 1](pixel, channel),
+    )
     result.unsafe_store(at, made)
 
 
 def apply_epilogue[
     dtype: DType,
+    read: Optional[Reader[dtype]],
+    slots: Int,
     epilogue: Epilogue[dtype],
 ](
     result: Ptr[dtype],
@@ -42,7 +50,7 @@ def apply_epilogue[
     var size = pixels * channels
     if size == 0:
         return
-    comptime kernel = _epilogue_kernel[dtype, epilogue]
+    comptime kernel = _epilogue_kernel[dtype, read, slots, epilogue]
     ctx.enqueue_function[kernel](
         result,
         source,

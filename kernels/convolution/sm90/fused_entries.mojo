@@ -2,6 +2,7 @@
 what is stored that batch normalization asks for. `FusedCall` (fused.mojo) says what a call gets.
 """
 
+from std.bit import pop_count
 from std.math import ceildiv
 
 from max.gpu.host import DeviceContext
@@ -10,6 +11,7 @@ from std.utils.static_tuple import StaticTuple
 
 from ...common.library import Arguments, scratch
 from ...common.pointer import Ptr
+from ...common.widening import wide
 from ...normalization.gpu import (
     MERGE_COLUMNS,
     MERGE_THREADS,
@@ -23,8 +25,16 @@ from ..epilogue_callback import NO_EPILOGUE
 from ..fused import FusedCall
 from ..kernel import ConvolutionTensors
 from ..passes import MOMENTS, NO_SUMS, PRODUCTS
-from .column_sums import Factor
 from .aligned import AS_IT_IS
+from .beside import (
+    SLOTS,
+    Addresses,
+    Beside,
+    Epilogue,
+    Factor,
+    Reader,
+    operand_ahead,
+)
 from .dispatch import runs_fused
 from .epilogue import apply_epilogue
 from .gemm import (
@@ -35,7 +45,6 @@ from .gemm import (
     sums_are_worth_it,
 )
 from .launch import NOWHERE
-from .store import Epilogue
 
 
 def conv_pointwise_sums[
@@ -46,6 +55,7 @@ def conv_pointwise_sums[
     max_phases: Int,
     plain: StaticString,
     heavy: Bool,
+    ahead: Int,
     sums: Int,
     plain_sums: StaticString,
     has_program: Bool,
@@ -55,6 +65,7 @@ def conv_pointwise_sums[
         ProgramOperands[count, dims],
         RunPositions[dims, parts],
         SIMD[dtype, width],
+        Beside[dtype, width],
     ) thin -> SIMD[dtype, width],
 ](mut arguments: Arguments, ctx: DeviceContext) raises:
     """fprop or dgrad, by the Hopper kernel with the program in its store, which also makes the `sums` of what it
@@ -63,7 +74,8 @@ def conv_pointwise_sums[
     own.
 
     A `narrow` result has so many channels at most, with 0 any number. It has `max_phases` phases at most. A `heavy`
-    program needs many registers for a vector.
+    program needs many registers for a vector. Of the program's operands those whose bit is set in `ahead` lie as the
+    result does, are of its type, and are read before the program runs; SLOTS at most, with what sums read.
     """
     var call = FusedCall[count, dims, sums](arguments)
     var operands = call.operands
@@ -87,7 +99,48 @@ def conv_pointwise_sums[
     var x = Ptr[dtype](unsafe_from_address=call.beside[0])
     var mean = Ptr[DType.float32](unsafe_from_address=call.beside[1])
 
+    @__parameter
+    @always_inline
+    def places[
+        parts: Int
+    ](
+        operands: ProgramOperands[count, dims],
+        columns: Int,
+        pixels: StaticTuple[Int, parts],
+        channel: Int,
+    ) -> RunPositions[dims, parts]:
+        var places = RunPositions[dims, parts](
+            operands.place(pixels[0] * columns + channel)
+        )
+        comptime for part in range(1, parts):
+            var place = operands.place(pixels[part] * columns + channel)
+            places.put[part](place, True)
+        return places
+
+    comptime of_program = pop_count(ahead)
+    comptime slots = of_program + (1 if sums == PRODUCTS else 0)
+    comptime assert slots <= SLOTS
+
     # By value: the kernel cannot follow an address on the host's stack.
+    @__parameter
+    @__copy_capture(operands, columns, x, c)
+    @always_inline
+    def read[
+        parts: Int
+    ](pixels: StaticTuple[Int, parts], channel: Int) -> Addresses[parts]:
+        var addresses = Addresses[parts](fill=0)
+        comptime for part in range(parts):
+            var element = pixels[part] * columns + channel
+            comptime for slot in range(of_program):
+                addresses[slot * parts + part] = operands.address[
+                    dtype, operand_ahead(ahead, slot)
+                ](element)
+            comptime if sums == PRODUCTS:
+                addresses[of_program * parts + part] = Int(
+                    x.unsafe_offset(pixels[part] * c + channel)
+                )
+        return addresses
+
     @__parameter
     @__copy_capture(operands, columns)
     @always_inline
@@ -97,45 +150,52 @@ def conv_pointwise_sums[
         pixels: StaticTuple[Int, parts],
         channel: Int,
         value: SIMD[dtype, width],
+        beside: Beside[dtype, width],
     ) -> SIMD[dtype, width]:
-        var places = RunPositions[dims, parts](
-            operands.place(pixels[0] * columns + channel)
+        return run[width, parts](
+            operands,
+            places(operands, columns, pixels, channel),
+            value,
+            beside,
         )
-        comptime for part in range(1, parts):
-            var place = operands.place(pixels[part] * columns + channel)
-            places.put[part](place, True)
-        return run[width, parts](operands, places, value)
 
     @__parameter
-    @__copy_capture(x, mean, c)
+    @__copy_capture(mean)
     @always_inline
     def deviation[
         width: Int, parts: Int
-    ](pixels: StaticTuple[Int, parts], channel: Int) -> SIMD[
-        DType.float32, width
-    ]:
+    ](channel: Int, value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
         comptime run_width = width // parts
         var center = mean.unsafe_offset(channel).unsafe_load[
             width=run_width, alignment=16
         ]()
-        var result = SIMD[DType.float32, width]()
+        var result = wide(value)
         comptime for part in range(parts):
-            var value = x.unsafe_offset(pixels[part] * c + channel).unsafe_load[
-                width=run_width, alignment=2 * run_width
-            ]()
             result = result.insert[offset=part * run_width](
-                value.cast[DType.float32]() - center
+                result.slice[run_width, offset=part * run_width]() - center
             )
         return result
 
     comptime own = Optional[Epilogue[dtype]](
         epilogue
     ) if has_program else Optional[Epilogue[dtype]]()
-    comptime factor = Optional[Factor](
+    comptime factor = Optional[Factor[dtype]](
         deviation
-    ) if sums == PRODUCTS else Optional[Factor]()
+    ) if sums == PRODUCTS else Optional[Factor[dtype]]()
+    comptime reader = Optional[Reader[dtype]](read) if slots > 0 else Optional[
+        Reader[dtype]
+    ]()
     comptime launch = run_fused[
-        dtype, pass_, narrow, max_phases, heavy, own, sums, factor
+        dtype,
+        pass_,
+        narrow,
+        max_phases,
+        heavy,
+        slots,
+        reader,
+        own,
+        sums,
+        factor,
     ]
     comptime if compiles_fused[dtype, pass_]():
         if is_fused:
@@ -170,7 +230,7 @@ def conv_pointwise_sums[
         var buffer = scratch[dtype](ctx, shape.flattened_length())
         var between = Int(buffer.unsafe_ptr())
         call.convolution.run[plain](between, call.a, call.b, ctx)
-        apply_epilogue[dtype, epilogue](
+        apply_epilogue[dtype, reader, slots, epilogue](
             result, Ptr[dtype](unsafe_from_address=between), rows, c, ctx
         )
         _ = buffer^
@@ -188,12 +248,14 @@ comptime conv_pointwise[
     max_phases: Int,
     plain: StaticString,
     heavy: Bool,
+    ahead: Int,
     count: Int,
     dims: Int,
     run: def[width: Int, parts: Int](
         ProgramOperands[count, dims],
         RunPositions[dims, parts],
         SIMD[dtype, width],
+        Beside[dtype, width],
     ) thin -> SIMD[dtype, width],
 ] = conv_pointwise_sums[
     target,
@@ -203,6 +265,7 @@ comptime conv_pointwise[
     max_phases,
     plain,
     heavy,
+    ahead,
     NO_SUMS,
     "",
     True,

@@ -31,7 +31,7 @@ from .choice import (
     sums_pay,
     takes_strides,
 )
-from .column_sums import Factor
+from .beside import Epilogue, Factor, Reader
 from .copies import (
     AlignedCopies,
     AlignedTensor,
@@ -49,7 +49,6 @@ from .launch import (
     slots_of,
 )
 from .plan import stage_length, dgrad_phases, ends_short, fprop_phase
-from .store import Epilogue
 from .tensor_map import SourceView
 from .tile import TileShape
 from .wgrad_plan import WgradChoice
@@ -389,18 +388,21 @@ def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
     return compiles_for[dtype, pass_]() and dtype != DType.float32
 
 
-def _fused_shape(narrow: Int, heavy: Bool) -> TileShape:
+def _fused_shape(narrow: Int, heavy: Bool, slots: Int) -> TileShape:
     """Returns the one shape for narrow results, or that for the rest: every op with an epilogue of its own is compiled
-    for itself. In both a warpgroup multiplies while the other waits for what its epilogue reads.
+    for itself. In both a warpgroup multiplies while the other stores. Where the store reads `slots` tensors, what is
+    under way of them takes the room of two stages.
     """
     comptime wide = TILE_SHAPES[TILE_128X128]
+    var stages = 8 if narrow > 0 else wide.stages
     return TileShape(
         row_blocks=2,
         columns=narrow if narrow > 0 else wide.columns,
-        stages=8 if narrow > 0 else wide.stages,
+        stages=stages - 2 if slots > 0 else stages,
         cluster=1,
         alternate=True,
         heavy=heavy,
+        slots=slots,
     )
 
 
@@ -410,9 +412,11 @@ def run_fused[
     narrow: Int,
     max_phases: Int,
     heavy: Bool,
+    slots: Int,
+    read: Optional[Reader[dtype]],
     epilogue: Optional[Epilogue[dtype]],
     sums: Int,
-    factor: Optional[Factor],
+    factor: Optional[Factor[dtype]],
 ](
     result: Ptr[dtype],
     a: Ptr[dtype],
@@ -429,11 +433,11 @@ def run_fused[
     `heavy` epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the
     columns of a block.
     """
-    comptime shape = _fused_shape(narrow, heavy)
+    comptime shape = _fused_shape(narrow, heavy, slots)
     comptime if pass_ == FPROP:
         var aligned = aligned_problem[dtype, FPROP](problem, recast)
         var scratch = AlignedCopies[dtype]()
-        launch_fprop[dtype, shape, epilogue, sums, factor](
+        launch_fprop[dtype, shape, read, epilogue, sums, factor](
             result,
             scratch.operand(a, aligned.x, ctx),
             scratch.operand(b, aligned.w, ctx),
@@ -445,7 +449,7 @@ def run_fused[
         # The copies' memory goes back in stream order.
         _ = scratch^
     else:
-        launch_dgrad[dtype, shape, max_phases, epilogue, sums, factor](
+        launch_dgrad[dtype, shape, max_phases, read, epilogue, sums, factor](
             result, a, b, problem, ctx, partials
         )
 
@@ -456,7 +460,7 @@ def fused_recast[
     """Returns how `run_fused` takes a problem: in columns of one tile, without blocks where a factor of each channel is
     asked for."""
     comptime if pass_ == FPROP:
-        comptime columns = _fused_shape(narrow, False).columns
+        comptime columns = _fused_shape(narrow, False, 0).columns
         return recast_of[dtype, FPROP](
             problem, most_columns=0 if sums == PRODUCTS else columns
         )
@@ -492,6 +496,6 @@ def slots_of_sums[
     problem: ConvolutionProblem, recast: Recast, ctx: DeviceContext
 ) raises -> Slots:
     """Returns the slots where `run_fused` leaves its sums."""
-    comptime shape = _fused_shape(narrow, False)
+    comptime shape = _fused_shape(narrow, False, 0)
     var p = aligned_problem[DType.bfloat16, pass_](problem, recast).problem
     return slots_of[pass_, shape](p, recast.block, ctx)

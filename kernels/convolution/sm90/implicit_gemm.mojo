@@ -43,7 +43,8 @@ from ...common.ptx import (
     syncwarp,
 )
 from ..passes import NO_SUMS
-from .column_sums import ColumnSums, Factor
+from .beside import Epilogue, Factor, Reader
+from .column_sums import ColumnSums
 from .plan import ROW_BYTES, Im2colPlan, stage_length
 from .producer import (
     TileSource,
@@ -54,7 +55,7 @@ from .producer import (
     tile_of_block,
 )
 from .split import lay_sums, store_joined
-from .store import Consumer, Epilogue, Sums, store_tile
+from .store import Consumer, Sums, read_first, store_tile
 from .tensor_map import TensorMaps
 from .tile import (
     CONSUMERS,
@@ -73,7 +74,8 @@ comptime _STEP_BYTES = 32
 
 @fieldwise_init
 struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
-    """Layout of shared memory: the slots, the panels that consumers stage, and a barrier of each kind for each slot.
+    """Layout of shared memory: the slots, the panels that consumers stage, what they read beside, and a barrier of each
+    kind for each slot.
     """
 
     var slots: UInt32
@@ -83,8 +85,12 @@ struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
         return self.slots + UInt32(Self.shape.stages * Self.shape.stage_bytes())
 
     @always_inline
-    def full(self) -> UInt32:
+    def queue(self) -> UInt32:
         return self.staging() + UInt32(Self.shape.staging_bytes())
+
+    @always_inline
+    def full(self) -> UInt32:
+        return self.queue() + UInt32(Self.shape.queue_bytes())
 
     @always_inline
     def empty(self) -> UInt32:
@@ -115,10 +121,14 @@ struct _Ring[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
 @always_inline
 def _multiply_stage[
-    dtype: DType, shape: TileShape, filter_k_major: Bool, count: Int
+    dtype: DType,
+    shape: TileShape,
+    filter_k_major: Bool,
+    count: Int,
+    begins: Bool,
 ](source_tile: UInt32, filter_tile: UInt32, mut sums: Sums[shape]):
-    """Begins the products of a slot with rows of `count` times _STEP_BYTES, as a group.
-    """
+    """Begins the products of a slot with rows of `count` times _STEP_BYTES, as a group; where it `begins`, the sums are
+    theirs alone."""
     comptime fragment = shape.columns // 2
     comptime row_bytes = count * _STEP_BYTES
     var source = k_major_descriptor[row_bytes](source_tile)
@@ -135,6 +145,7 @@ def _multiply_stage[
                 _STEP_BYTES // size_of[dtype](),
                 DType.float32,
                 fragment,
+                scale_d=0 if begins and kk == 0 else 1,
                 a_type=dtype,
                 b_type=dtype,
                 layout_a="row",
@@ -166,14 +177,18 @@ def _multiply[
 ) -> Sums[shape]:
     """Multiplies one tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot
     is released when the products of the next one are under way."""
-    comptime fragment = shape.columns // 2
-    var sums = Sums[shape](fill=StaticTuple[Float32, fragment](fill=0))
+    var sums = Sums[shape](
+        fill=StaticTuple[Float32, shape.columns // 2](fill=0)
+    )
     var previous = UInt32(0)
     # Stages until the tap's last one.
     var left = plan.channel_blocks()
     comptime if shape.may_split(phases, with_sums):
         left -= first % left
-    for k in range(Int(steps)):
+
+    @__parameter
+    @always_inline
+    def multiply_next[begins: Bool]():
         var slot = place.slot
         mbarrier_wait(ring.full() + slot * 8, place.parity)
         place.advance()
@@ -194,24 +209,33 @@ def _multiply[
             + slot * UInt32(shape.stage_bytes())
             + UInt32(shape.source_bytes())
         )
-        comptime steps_of_row = ROW_BYTES // _STEP_BYTES
+        comptime in_row = ROW_BYTES // _STEP_BYTES
         # Each way ends its own group of products: behind a branch ptxas would wait for all of them.
         if short:
-            _multiply_stage[dtype, shape, filter_k_major, steps_of_row // 2](
+            _multiply_stage[dtype, shape, filter_k_major, in_row // 2, begins](
                 source_tile, filter_tile, sums
             )
         else:
-            _multiply_stage[dtype, shape, filter_k_major, steps_of_row](
+            _multiply_stage[dtype, shape, filter_k_major, in_row, begins](
                 source_tile, filter_tile, sums
             )
-        wgmma_wait_group_sync[1]()
-        if k > 0:
+        comptime if not begins:
+            wgmma_wait_group_sync[1]()
             ring.release(previous, by.thread)
         previous = slot
+
+    comptime if phases == 1:
+        multiply_next[True]()
+    else:
+        # Of a phase without taps the sums stay zero.
+        if steps > 0:
+            multiply_next[True]()
+    for _ in range(1, Int(steps)):
+        multiply_next[False]()
     comptime if shape.alternate:
         named_barrier_arrive(2 - by.index, 256)
     wgmma_wait_group_sync[0]()
-    if steps > 0:
+    if phases == 1 or steps > 0:
         ring.release(previous, by.thread)
     return sums
 
@@ -222,9 +246,10 @@ def _consume[
     phases: Int,
     shape: TileShape,
     filter_k_major: Bool,
+    read: Optional[Reader[dtype]],
     epilogue: Optional[Epilogue[dtype]],
     kind: Int,
-    factor: Optional[Factor],
+    factor: Optional[Factor[dtype]],
 ](
     plan: Im2colPlan[phases],
     result: Ptr[dtype],
@@ -263,6 +288,7 @@ def _consume[
 
     while tile < plan.tiles():
         var at = locate[phases, shape, with_sums](plan, tile, rank)
+        read_first[dtype, phases, shape, read, Bool(factor)](plan, at, by)
         comptime if shape.alternate:
             named_barrier_sync(1 + by.index, 256)
         var sums = _multiply[dtype, phases, shape, filter_k_major, with_sums](
@@ -272,7 +298,7 @@ def _consume[
             if plan.split_bits() > 0:
                 lay_sums[shape](ring.slots, sums, by)
                 break
-        store_tile[dtype, phases, shape, epilogue, kind, factor](
+        store_tile[dtype, phases, shape, read, epilogue, kind, factor](
             result, plan, at, sums, by, column_sums
         )
         comptime if kind != NO_SUMS:
@@ -302,7 +328,7 @@ def _consume[
         if plan.split_bits() > 0:
             cluster_arrive()
             cluster_wait()
-            store_joined[dtype, phases, shape, epilogue](
+            store_joined[dtype, phases, shape, read, epilogue](
                 result,
                 plan,
                 locate[phases, shape, with_sums](
@@ -349,9 +375,10 @@ def implicit_gemm_kernel[
     phases: Int,
     shape: TileShape,
     filter_k_major: Bool,
+    read: Optional[Reader[dtype]] = None,
     epilogue: Optional[Epilogue[dtype]] = None,
     kind: Int = NO_SUMS,
-    factor: Optional[Factor] = None,
+    factor: Optional[Factor[dtype]] = None,
 ](
     source_maps: TensorMaps[phases],
     filter_map: TensorMaps[1],
@@ -436,13 +463,17 @@ def implicit_gemm_kernel[
         var index = Int32(group) - 1
         comptime bytes = 4 * Consumer[shape].warp_bytes
         var staging = ring.staging() + UInt32(index) * UInt32(bytes)
-        _consume[dtype, phases, shape, filter_k_major, epilogue, kind, factor](
+        comptime queue_bytes = shape.queue_bytes() // CONSUMERS
+        var queue = ring.queue() + UInt32(index) * UInt32(queue_bytes)
+        _consume[
+            dtype, phases, shape, filter_k_major, read, epilogue, kind, factor
+        ](
             plan,
             result,
             partials,
             ring,
             rank,
-            Consumer[shape](index, thread % 128, staging),
+            Consumer[shape](index, thread % 128, staging, queue),
         )
 
     comptime if cluster > 1:

@@ -13,7 +13,7 @@ from ...normalization.partials import Slots
 from ..passes import FPROP, NO_SUMS
 from ..problem import ConvolutionProblem
 from .choice import cluster_capacity, split_parts
-from .column_sums import Factor
+from .beside import Epilogue, Factor, Reader
 from .implicit_gemm import implicit_gemm_kernel
 from .plan import (
     STAGE_LENGTH,
@@ -25,7 +25,6 @@ from .plan import (
     fprop_phase,
     packed_offsets,
 )
-from .store import Epilogue
 from .tensor_map import SourceView, TensorMaps
 from .tile import PANEL_COLUMNS, THREADS, TileShape
 from .wgrad import wgrad_kernel
@@ -104,9 +103,10 @@ def slots_of[
 def launch_fprop[
     dtype: DType,
     shape: TileShape,
+    read: Optional[Reader[dtype]] = None,
     epilogue: Optional[Epilogue[dtype]] = None,
     kind: Int = NO_SUMS,
-    factor: Optional[Factor] = None,
+    factor: Optional[Factor[dtype]] = None,
 ](
     y: Ptr[dtype],
     x: Ptr[dtype],
@@ -177,7 +177,7 @@ def launch_fprop[
         )
     plan.set_parts(parts)
     comptime kernel = implicit_gemm_kernel[
-        dtype, 1, shape, True, epilogue, kind, factor
+        dtype, 1, shape, True, read, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,
@@ -204,9 +204,10 @@ def launch_dgrad[
     dtype: DType,
     shape: TileShape,
     phases: Int,
+    read: Optional[Reader[dtype]] = None,
     epilogue: Optional[Epilogue[dtype]] = None,
     kind: Int = NO_SUMS,
-    factor: Optional[Factor] = None,
+    factor: Optional[Factor[dtype]] = None,
 ](
     dx: Ptr[dtype],
     dy: Ptr[dtype],
@@ -294,7 +295,7 @@ def launch_dgrad[
         )
     plan.set_parts(parts)
     comptime kernel = implicit_gemm_kernel[
-        dtype, phases, shape, filter_k_major, epilogue, kind, factor
+        dtype, phases, shape, filter_k_major, read, epilogue, kind, factor
     ]
     ctx.enqueue_function[kernel](
         source_maps,

@@ -10,10 +10,12 @@ from std.utils.static_tuple import StaticTuple
 
 from ...common.pointer import Ptr
 from ...common.ptx import load_cluster, named_barrier_sync
+from ...common.warpgroup import vector_of
 from . import plan as fields
 from .plan import Im2colPlan
 from .producer import TileOrigin
-from .store import Consumer, Epilogue, Sums, result_row, vector_of
+from .beside import Epilogue, Reader, read_now
+from .store import Consumer, Sums, result_row
 from .tile import CONSUMERS, TileShape
 
 comptime MULTIPLIED = 3
@@ -69,6 +71,7 @@ def store_joined[
     dtype: DType,
     phases: Int,
     shape: TileShape,
+    read: Optional[Reader[dtype]],
     epilogue: Optional[Epilogue[dtype]],
 ](
     result: Ptr[dtype],
@@ -107,7 +110,10 @@ def store_joined[
             comptime if epilogue:
                 comptime apply = epilogue.value()
                 value = apply[vector, 1](
-                    StaticTuple[Int, 1](pixel), channel, value
+                    StaticTuple[Int, 1](pixel),
+                    channel,
+                    value,
+                    read_now[dtype, read, shape.slots, vector](pixel, channel),
                 )
             result.unsafe_offset(
                 pixel * Int(plan.columns()) + channel

@@ -5,20 +5,18 @@ from std.memory import Pointer
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
+from ...common.async_copy import commit_copies
+from ...common.gpu import VECTOR_BYTES
 from ...common.pointer import Ptr
 from ...common.ptx import store_matrices, syncwarp
+from ...common.warpgroup import vector_of
 from . import plan as fields
 from ..passes import MOMENTS
-from .column_sums import ColumnSums, Factor, Products
+from .beside import Addresses, Beside, BesideQueue, Epilogue, Factor, Reader
+from .column_sums import ColumnSums, Products
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
 from .producer import TileOrigin
-from .tile import TileShape, pack_pair
-
-comptime Epilogue[dtype: DType] = def[width: Int, parts: Int](
-    StaticTuple[Int, parts], Int, SIMD[dtype, width]
-) capturing -> SIMD[dtype, width]
-"""The elementwise ops that follow, applied to vectors of the result before they are stored: of some pixels, counted
-through all of them, the same channels from one on."""
+from .tile import LANE_ROWS, TileShape, pack_pair
 
 comptime Sums[shape: TileShape] = StaticTuple[
     StaticTuple[Float32, shape.columns // 2], shape.row_blocks
@@ -27,15 +25,6 @@ comptime Sums[shape: TileShape] = StaticTuple[
 
 comptime _WARP_PANEL = 16 * ROW_BYTES
 """Bytes of the 16 rows of a panel that a warp stages."""
-comptime _LANE_ROWS = 4
-"""Rows of which a lane stores a vector each: every fourth one of those that its warp stages."""
-comptime _HEAVY_ROWS = 2
-"""Rows that a heavy program computes at once."""
-
-
-def vector_of[dtype: DType]() -> Int:
-    """Returns the number of elements in the 16 bytes that a lane stores."""
-    return 16 // size_of[dtype]()
 
 
 def _panel_columns[dtype: DType]() -> Int:
@@ -57,6 +46,8 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
     """Index of the thread in the warpgroup."""
     var staging: UInt32
     """Address of the warpgroup's shared memory."""
+    var queue: UInt32
+    """Address of its memory for what is read beside the tile."""
 
     @always_inline
     def warp(self) -> UInt32:
@@ -100,18 +91,6 @@ def result_row[
         return (
             (n * plan.out_extent(AXIS_D) + d) * plan.out_extent(AXIS_H) + h
         ) * plan.out_extent(AXIS_W) + w
-
-
-@always_inline
-def _column[
-    dtype: DType, staged: Int
-](first: Int32, pair: Int, panel: Int, lane: UInt32) -> Int32:
-    """Returns the first channel of a lane's vector in a staged panel."""
-    return (
-        first
-        + Int32((pair * staged + panel) * _panel_columns[dtype]())
-        + Int32(lane % 8) * Int32(vector_of[dtype]())
-    )
 
 
 @always_inline
@@ -191,69 +170,181 @@ def _staged[
     ]()
 
 
-@always_inline
-def _store_panels[
+@fieldwise_init
+struct _Pieces[
     dtype: DType,
     phases: Int,
     shape: TileShape,
-    pair: Int,
-    part: Int,
-    panels: Int,
-    rows_at_once: Int,
+    with_factor: Bool,
+](ImplicitlyCopyable):
+    """A tile in the order in which a warp stores it: of each block of rows the panels, some rows of a panel at a time.
+
+    The plan is an argument: a copy of it would lie in local memory.
+    """
+
+    comptime rows_at_once = Self.shape.rows_at_once()
+    comptime staged = Self.shape.panels_staged()
+    comptime panels = 1 if Self.shape.slots > 0 or Self.with_factor else Self.staged
+    """Panels of a piece. What is read beside one takes registers enough."""
+    comptime chunks = LANE_ROWS // Self.rows_at_once
+    comptime pairs = Self.shape.columns // (
+        _panel_columns[Self.dtype]() * Self.staged
+    )
+    comptime in_block = Self.pairs * Self.staged // Self.panels * Self.chunks
+    comptime count = Self.shape.row_blocks * Self.in_block
+    comptime width = vector_of[Self.dtype]() * Self.rows_at_once
+
+    var at: TileOrigin
+    var by: Consumer[Self.shape]
+
+    @always_inline
+    def first_row(self, block: Int) -> Int32:
+        """Returns the first row of the lane in a block of rows."""
+        return (
+            self.at.row
+            + Int32(self.by.first_block() + UInt32(block)) * 64
+            + Int32(self.by.warp() * 16 + self.by.lane() // 8)
+        )
+
+    @always_inline
+    def rows(self, plan: Im2colPlan[Self.phases]) -> Int32:
+        return plan.phase(self.at.phase, fields.ROWS)
+
+    @always_inline
+    def end(self, plan: Im2colPlan[Self.phases]) -> Int32:
+        """Returns the channel behind the tile's last one."""
+        return min(plan.columns(), self.at.column + plan.column_step())
+
+    @always_inline
+    def pixels(
+        self, plan: Im2colPlan[Self.phases], first_row: Int32, chunk: Int
+    ) -> StaticTuple[Int, Self.rows_at_once]:
+        """Returns the lane's pixels of a piece. Past the edge the last one stands in: no branch keeps loads apart.
+        """
+        var pixels = StaticTuple[Int, Self.rows_at_once](fill=0)
+        comptime for it in range(Self.rows_at_once):
+            var row = first_row + Int32((chunk * Self.rows_at_once + it) * 4)
+            pixels[it] = Int(
+                result_row(plan, self.at.phase, min(row, self.rows(plan) - 1))
+            )
+        return pixels
+
+    @always_inline
+    def channel(self, panel: Int) -> Int32:
+        """Returns the first channel of the lane's vectors in a panel, which may lie behind the last one.
+        """
+        return (
+            self.at.column
+            + Int32(panel * _panel_columns[Self.dtype]())
+            + Int32(self.by.lane() % 8) * Int32(vector_of[Self.dtype]())
+        )
+
+    @always_inline
+    def inside(self, plan: Im2colPlan[Self.phases], channel: Int32) -> Int:
+        """Returns the channel, or where it lies behind the last vector, the channel of that.
+        """
+        return Int(
+            min(channel, self.end(plan) - Int32(vector_of[Self.dtype]()))
+        )
+
+    @always_inline
+    def sources[
+        read: Reader[Self.dtype]
+    ](self, plan: Im2colPlan[Self.phases], number: Int) -> Addresses[
+        Self.rows_at_once
+    ]:
+        """Returns where to read what piece `number` needs of other tensors."""
+        var in_block = number % Self.in_block
+        return read[Self.rows_at_once](
+            self.pixels(
+                plan,
+                self.first_row(number // Self.in_block),
+                in_block % Self.chunks,
+            ),
+            self.inside(plan, self.channel(in_block // Self.chunks)),
+        )
+
+
+@always_inline
+def _queue[
+    dtype: DType, shape: TileShape
+](by: Consumer[shape]) -> BesideQueue[dtype, shape]:
+    return BesideQueue[dtype, shape](by.queue + by.thread * VECTOR_BYTES)
+
+
+@always_inline
+def read_first[
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
+    read: Optional[Reader[dtype]],
+    with_factor: Bool,
+](plan: Im2colPlan[phases], at: TileOrigin, by: Consumer[shape]):
+    """Starts to read what the first pieces that `store_tile` stores of a tile need.
+    """
+    comptime if read:
+        var tile = _Pieces[dtype, phases, shape, with_factor](at, by)
+        comptime for number in range(shape.queue_depth()):
+            _queue[dtype](by).copy(
+                number, tile.sources[read.value()](plan, number)
+            )
+
+
+@always_inline
+def _store_piece[
+    dtype: DType,
+    phases: Int,
+    shape: TileShape,
     epilogue: Optional[Epilogue[dtype]],
     kind: Int,
-    factor: Optional[Factor],
+    factor: Optional[Factor[dtype]],
+    block: Int,
+    panel: Int,
 ](
+    tile: _Pieces[dtype, phases, shape, Bool(factor)],
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
-    at: TileOrigin,
     first_row: Int32,
-    first: UInt32,
-    by: Consumer[shape],
+    chunk: Int,
+    beside: Beside[dtype, _Pieces[dtype, phases, shape, Bool(factor)].width],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],
 ):
-    """Stores part number `part`, of `panels` panels, of the rows that a warp has staged: the lane's rows from number
-    `first` on.
+    """Stores a piece that a warp has staged: of a block of rows the panels from number `panel` on.
 
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """
-    comptime staged = shape.panels_staged()
     comptime vector = vector_of[dtype]()
-    var rows = plan.phase(at.phase, fields.ROWS)
-    var end = min(plan.columns(), at.column + plan.column_step())
-    var lane = by.lane()
-    comptime whole = vector * rows_at_once
+    comptime Pieces = _Pieces[dtype, phases, shape, Bool(factor)]
+    comptime rows_at_once = Pieces.rows_at_once
+    comptime panels = Pieces.panels
+    comptime whole = Pieces.width
+    var rows = tile.rows(plan)
+    var end = tile.end(plan)
+    var lane = tile.by.lane()
     var values = StaticTuple[SIMD[dtype, whole], panels](
         fill=SIMD[dtype, whole](0)
     )
     var products = Products(0, 0)
-    # Past the edge the last vector stands in: no branch keeps the loads apart.
-    var pixels = StaticTuple[Int, rows_at_once](fill=0)
-    comptime for it in range(rows_at_once):
-        var row = first_row + Int32((first + UInt32(it)) * 4)
-        pixels[it] = Int(result_row(plan, at.phase, min(row, rows - 1)))
+    var pixels = tile.pixels(plan, first_row, chunk)
     comptime for n in range(panels):
-        comptime p = part * panels + n
+        comptime staged_panel = (panel + n) % Pieces.staged
         var value = SIMD[dtype, whole](0)
         comptime for it in range(rows_at_once):
-            var place = (first + UInt32(it)) * 4
+            var place = UInt32((chunk * rows_at_once + it) * 4)
             value = value.insert[offset=it * vector](
-                _staged[dtype](by, p, place + lane // 8)
+                _staged[dtype](tile.by, staged_panel, place + lane // 8)
             )
-        var channel = Int(
-            min(
-                _column[dtype, staged](at.column, pair, p, lane),
-                end - Int32(vector),
-            )
-        )
+        var channel = tile.inside(plan, tile.channel(panel + n))
         comptime if epilogue:
             comptime apply = epilogue.value()
-            value = apply[whole, rows_at_once](pixels, channel, value)
+            value = apply[whole, rows_at_once](pixels, channel, value, beside)
         comptime if factor:
-            comptime factors_at = factor.value()
-            var factors = factors_at[whole, rows_at_once](pixels, channel)
+            comptime factors_of = factor.value()
+            var factors = factors_of[whole, rows_at_once](
+                channel, beside[shape.slots - 1]
+            )
             comptime for it in range(rows_at_once):
-                var row = first_row + Int32((first + UInt32(it)) * 4)
+                var row = first_row + Int32((chunk * rows_at_once + it) * 4)
                 var own = rebind[SIMD[dtype, 8]](
                     value.slice[vector, offset=it * vector]()
                 )
@@ -262,26 +353,35 @@ def _store_panels[
                     factors.slice[8, offset=it * 8](),
                 )
         values[n] = value
-    comptime for it in range(rows_at_once):
-        var row = first_row + Int32((first + UInt32(it)) * 4)
-        if row < rows:
-            var target = result.unsafe_offset(
-                Int(result_row(plan, at.phase, row)) * Int(plan.columns())
-            )
+    comptime if kind == MOMENTS and block == 0:
+        # No row of another block is a thread's first one.
+        if column_sums.count == 0 and first_row < rows:
             comptime for n in range(panels):
-                comptime p = part * panels + n
-                var column = _column[dtype, staged](at.column, pair, p, lane)
+                column_sums.begin[panel + n](
+                    rebind[SIMD[dtype, 8]](values[n].slice[vector]())
+                )
+    var columns = Int(plan.columns())
+    var first = first_row + Int32(chunk * rows_at_once * 4)
+    comptime for it in range(rows_at_once):
+        # Without phases the pixels are the rows: a step instead of a product.
+        var target = result.unsafe_offset(
+            Int(first) * columns + it * (4 * columns) if phases
+            == 1 else pixels[it] * columns
+        )
+        if first + Int32(it * 4) < rows:
+            comptime for n in range(panels):
+                var column = tile.channel(panel + n)
                 var value = values[n].slice[vector, offset=it * vector]()
                 if column < end:
                     target.unsafe_store[alignment=16](Int(column), value)
                 comptime if kind == MOMENTS:
-                    column_sums.add_moments[p, it == 0](
+                    column_sums.add_moments[panel + n](
                         rebind[SIMD[dtype, 8]](value)
                     )
             comptime if kind == MOMENTS:
                 column_sums.count += 1
     comptime if factor:
-        column_sums.add_products[part](products, lane)
+        column_sums.add_products[panel](products, lane)
 
 
 @always_inline
@@ -289,9 +389,10 @@ def store_tile[
     dtype: DType,
     phases: Int,
     shape: TileShape,
+    read: Optional[Reader[dtype]],
     epilogue: Optional[Epilogue[dtype]],
     kind: Int,
-    factor: Optional[Factor],
+    factor: Optional[Factor[dtype]],
 ](
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
@@ -300,52 +401,57 @@ def store_tile[
     by: Consumer[shape],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],
 ):
-    """Stores a tile, behind the epilogue, and adds it to the sums over columns.
+    """Stores a tile, behind the epilogue, and adds it to the sums over columns; behind `read_first`.
     """
-    comptime staged = shape.panels_staged()
-    # With a factor too there would be no room for the whole in the registers.
-    comptime panels = 1 if factor else staged
+    comptime Pieces = _Pieces[dtype, phases, shape, Bool(factor)]
+    var tile = Pieces(at, by)
     comptime for block in range(shape.row_blocks):
-        var first_row = (
-            at.row
-            + Int32((by.first_block() + UInt32(block)) * 64 + by.warp() * 16)
-            + Int32(by.lane() // 8)
-        )
-        comptime for pair in range(
-            shape.columns // (_panel_columns[dtype]() * staged)
-        ):
+        var first_row = tile.first_row(block)
+        comptime for pair in range(Pieces.pairs):
             syncwarp()
             _stage[dtype, shape, pair](sums[block], by)
             syncwarp()
-            comptime for part in range(staged // panels):
-                comptime store = _store_panels[
-                    dtype,
-                    phases,
-                    shape,
-                    pair,
-                    part,
-                    panels,
-                    _HEAVY_ROWS if shape.heavy else _LANE_ROWS,
-                    epilogue,
-                    kind,
-                    factor,
-                ]
-                comptime if factor:
-                    # Panels behind the last column cost as much as others.
-                    if at.column + Int32(
-                        (pair * staged + part) * _panel_columns[dtype]()
-                    ) >= min(plan.columns(), at.column + plan.column_step()):
-                        continue
-                comptime if shape.heavy:
-                    for row in range(0, _LANE_ROWS, _HEAVY_ROWS):
-                        store(
-                            result,
-                            plan,
-                            at,
-                            first_row,
-                            UInt32(row),
-                            by,
-                            column_sums,
-                        )
-                else:
-                    store(result, plan, at, first_row, 0, by, column_sums)
+            comptime for part in range(Pieces.staged // Pieces.panels):
+                comptime panel = pair * Pieces.staged + part * Pieces.panels
+                comptime number = (
+                    block * Pieces.in_block
+                    + panel // Pieces.panels * Pieces.chunks
+                )
+                # A loop on purpose: more copies of a heavy program spill.
+                for chunk in range(Pieces.chunks):
+                    var queue = _queue[dtype](by)
+                    var beside = queue.take(number + chunk)
+                    comptime if read:
+                        # An empty group behind the last piece: each place has one.
+                        var next = number + chunk + shape.queue_depth()
+                        if next < Pieces.count:
+                            queue.copy(
+                                next,
+                                tile.sources[read.value()](plan, next),
+                            )
+                        else:
+                            commit_copies()
+                    comptime if factor:
+                        # Panels behind the last column cost as much as others.
+                        if at.column + Int32(
+                            panel * _panel_columns[dtype]()
+                        ) >= tile.end(plan):
+                            continue
+                    _store_piece[
+                        dtype,
+                        phases,
+                        shape,
+                        epilogue,
+                        kind,
+                        factor,
+                        block,
+                        panel,
+                    ](
+                        tile,
+                        result,
+                        plan,
+                        first_row,
+                        chunk,
+                        rebind[Beside[dtype, Pieces.width]](beside),
+                        column_sums,
+                    )

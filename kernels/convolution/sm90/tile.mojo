@@ -4,6 +4,7 @@ shared memory."""
 from std.math import ceildiv
 from std.memory import bitcast
 
+from ...common.gpu import VECTOR_BYTES
 from .plan import STAGE_LENGTH, ROW_BYTES
 
 comptime THREADS = 384
@@ -12,6 +13,14 @@ comptime CONSUMERS = 2
 """Warpgroups that multiply."""
 comptime PANEL_COLUMNS = 64
 """Columns of one staged output panel: one swizzled 128-byte row."""
+comptime CONSUMER_THREADS = 128
+comptime LANE_ROWS = 4
+"""Rows of which a lane stores a vector each: every fourth one of those that its warp stages."""
+comptime _HEAVY_ROWS = 2
+"""Rows that a heavy program computes at once."""
+comptime _QUEUE_BYTES = 32 * 1024
+"""What a consumer may have under way of tensors beside the tile: twice that of both is a half more than an H200's
+memory wants."""
 
 
 struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -28,6 +37,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     share each tile."""
     var heavy: Bool
     """Whether the store's program needs so many registers that it runs on few vectors at a time."""
+    var slots: Int
+    """Tensors that the store reads beside the tile (beside.mojo)."""
 
     def __init__(
         out self,
@@ -38,6 +49,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         cluster: Int,
         alternate: Bool,
         heavy: Bool = False,
+        slots: Int = 0,
     ):
         self.row_blocks = row_blocks
         self.columns = columns
@@ -45,6 +57,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         self.cluster = cluster
         self.alternate = alternate
         self.heavy = heavy
+        self.slots = slots
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
@@ -102,9 +115,39 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     def staging_bytes(self) -> Int:
         return CONSUMERS * self.panels_staged() * 64 * ROW_BYTES
 
+    def rows_at_once(self) -> Int:
+        """Returns the number of rows that a lane computes at once."""
+        return _HEAVY_ROWS if self.heavy else LANE_ROWS
+
+    def piece_bytes(self) -> Int:
+        """Returns the bytes that a consumer reads beside the tile for the rows of a panel that it computes at once.
+        """
+        return (
+            self.slots * self.rows_at_once() * CONSUMER_THREADS * VECTOR_BYTES
+        )
+
+    def queue_depth(self) -> Int:
+        """Returns the number of such pieces that are under way, all of a tile at most.
+        """
+        if self.slots == 0:
+            return 0
+        var pieces = (
+            self.row_blocks
+            * (self.columns // PANEL_COLUMNS)
+            * (LANE_ROWS // self.rows_at_once())
+        )
+        return min(_QUEUE_BYTES // self.piece_bytes(), pieces)
+
+    def queue_bytes(self) -> Int:
+        return CONSUMERS * self.queue_depth() * self.piece_bytes()
+
     def shared_bytes(self) -> Int:
         return (
-            1024 + self.stages * self.stage_bytes() + self.staging_bytes() + 256
+            1024
+            + self.stages * self.stage_bytes()
+            + self.staging_bytes()
+            + self.queue_bytes()
+            + 256
         )
 
 
