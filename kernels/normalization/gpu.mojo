@@ -6,12 +6,13 @@ neighbours together.
 """
 
 from std.math import ceildiv, sqrt
-from std.memory import stack_allocation
+from std.memory import bitcast, stack_allocation
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
+import max.gpu.primitives.warp as warps
 from max.gpu import barrier, block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import divide
@@ -35,13 +36,15 @@ comptime THREADS = 256
 # Rows that a thread reads at once of each tensor: of one, and of two.
 comptime MOMENTS_LOADS = 8
 comptime SUMS_LOADS = 4
-# Enough blocks to fill the largest GPU a few times over, so that none waits long for the last one; more would only
-# lengthen stage 2.
-comptime MAX_BLOCKS = 1056
-# Threads that merge a channel's slices, channels of a block, and slices read at once.
-comptime MERGE_THREADS = 64
-comptime MERGE_COLUMNS = 8
-comptime MERGE_LOADS = 4
+# Blocks that run at a time on a multiprocessor. A thread has a few rounds then, for what a block's sum costs, and stage
+# 2 few slices.
+comptime RESIDENT_BLOCKS = 2
+# Threads that merge a channel's parts, a warp or half of one, channels of a block, whose numbers lie together, and parts
+# read at once.
+comptime MERGE_LANES = 32
+comptime MERGE_CHANNELS = 8
+comptime MERGE_LOADS = 8
+comptime _MERGE_STEPS = 5
 
 
 @always_inline
@@ -177,27 +180,25 @@ def sums_kernel[
 
 
 @always_inline
-def _block_sum[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum over the MERGE_THREADS threads of a channel, in every one of them.
+def _from_lane[
+    dtype: DType
+](value: Scalar[dtype], distance: Int) -> Scalar[dtype]:
+    """The value of the lane whose number differs in the bits of `distance`."""
+    comptime words = size_of[dtype]() // 4
+    var own = bitcast[DType.uint32, words](value)
+    comptime for i in range(words):
+        own[i] = warps.shuffle_xor(own[i], UInt32(distance))
+    return bitcast[dtype, 1](own)
+
+
+@always_inline
+def _sum_of_lanes[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
+    """The sum over the MERGE_LANES threads of a channel, in every one of them.
     """
-    var shared = stack_allocation[
-        MERGE_THREADS * MERGE_COLUMNS,
-        Scalar[dtype],
-        address_space=AddressSpace.SHARED,
-    ]()
-    var mine = thread_idx.y * MERGE_COLUMNS + thread_idx.x
-    barrier()
-    shared[unsafe_offset=mine] = value
-    barrier()
-    var half = MERGE_THREADS // 2
-    while half > 0:
-        if thread_idx.y < half:
-            shared[unsafe_offset=mine] += shared[
-                unsafe_offset=mine + half * MERGE_COLUMNS
-            ]
-        barrier()
-        half //= 2
-    return shared[unsafe_offset=Int(thread_idx.x)]
+    var total = value
+    comptime for step in range(_MERGE_STEPS):
+        total += _from_lane(total, MERGE_LANES >> (step + 1))
+    return total
 
 
 @__name(t"batch_norm_merge_moments_{dtype}_{acc}_r{running}_{Parts.NAME}")
@@ -218,62 +219,57 @@ def merge_moments_kernel[
     momentum: Scalar[acc],
     epsilon: Scalar[acc],
 ):
-    """Merges the partial moments of each channel: mean = sum(n_i mean_i) / n, then m2 = sum(m2_i + n_i (mean_i -
-    mean)^2)."""
-    var own = Int(block_idx.x) * MERGE_COLUMNS + Int(thread_idx.x)
+    """Merges the partial moments of each channel, as the formula of Chan, Golub and LeVeque (1979) does for two.
+    """
+    var own = Int(block_idx.x) * MERGE_CHANNELS + Int(thread_idx.y)
     var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
-    var n = Scalar[acc](Int(rows))
-    var total = Scalar[acc](0)
     var most = parts.parts(channel)
-    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
-        var means = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
-        var counts = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
-        comptime for k in range(MERGE_LOADS):
-            var part = min(first + k * MERGE_THREADS, most - 1)
-            means[k] = partials[unsafe_offset=parts.place(channel, part)]
-            counts[k] = parts.count(partials, channel, part)
-        comptime for k in range(MERGE_LOADS):
-            if first + k * MERGE_THREADS < most:
-                total += means[k] * counts[k]
-    for i in range(thread_idx.y, tail, MERGE_THREADS):
-        total += x[
-            unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
-        ].cast[acc]()
-    var center = _block_sum(total) / n
-    total = 0
-    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
-        var squares = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
-        comptime for k in range(MERGE_LOADS):
-            var part = min(first + k * MERGE_THREADS, most - 1)
-            var at = parts.place(channel, part)
-            var delta = partials[unsafe_offset=at] - center
-            squares[k] = partials[
-                unsafe_offset=plane + at
-            ] + delta * delta * parts.count(partials, channel, part)
-        comptime for k in range(MERGE_LOADS):
-            if first + k * MERGE_THREADS < most:
-                total += squares[k]
-    for i in range(thread_idx.y, tail, MERGE_THREADS):
-        var delta = (
-            x[
-                unsafe_offset=(Int(rows) - tail + i) * Int(channels) + channel
-            ].cast[acc]()
-            - center
+    var total = Moments[acc, 1]()
+    for first in range(Int(thread_idx.x), most, MERGE_LOADS * MERGE_LANES):
+        var read = StaticTuple[Moments[acc, 1], MERGE_LOADS](
+            fill=Moments[acc, 1]()
         )
-        total += delta * delta
-    var m2 = _block_sum(total)
-    if thread_idx.y == 0 and own < Int(channels):
+        comptime for k in range(MERGE_LOADS):
+            var part = min(first + k * MERGE_LANES, most - 1)
+            var at = parts.place(channel, part)
+            read[k] = Moments[acc, 1](
+                Int(parts.count(partials, channel, part)),
+                partials[unsafe_offset=at],
+                partials[unsafe_offset=plane + at],
+            )
+        comptime for k in range(MERGE_LOADS):
+            if first + k * MERGE_LANES < most:
+                total.merge(read[k])
+    for i in range(Int(thread_idx.x), tail, MERGE_LANES):
+        var at = (Int(rows) - tail + i) * Int(channels) + channel
+        total.merge(Moments[acc, 1](1, x[unsafe_offset=at].cast[acc](), 0))
+    comptime for step in range(_MERGE_STEPS):
+        comptime distance = MERGE_LANES >> (step + 1)
+        # In every lane the lower one's moments come first: all get the same bits.
+        var other = Moments[acc, 1](
+            Int(_from_lane(Int32(total.count), distance)),
+            _from_lane(total.mean[0], distance),
+            _from_lane(total.m2[0], distance),
+        )
+        if Int(thread_idx.x) & distance == 0:
+            total.merge(other)
+        else:
+            other.merge(total)
+            total = other
+    if thread_idx.x == 0 and own < Int(channels):
+        var n = Scalar[acc](Int(rows))
+        var center = total.mean[0]
         mean[unsafe_offset=channel] = center
-        invstd[unsafe_offset=channel] = 1 / sqrt(m2 / n + epsilon)
+        invstd[unsafe_offset=channel] = 1 / sqrt(total.m2[0] / n + epsilon)
         comptime if running:
             new_mean[unsafe_offset=channel] = (
                 momentum * center
                 + (1 - momentum) * old_mean[unsafe_offset=channel]
             )
             new_variance[unsafe_offset=channel] = (
-                momentum * (m2 / (n - 1))
+                momentum * (total.m2[0] / (n - 1))
                 + (1 - momentum) * old_variance[unsafe_offset=channel]
             )
 
@@ -295,7 +291,7 @@ def merge_sums_kernel[
     rows: Int64,
     channels: Int64,
 ):
-    var own = Int(block_idx.x) * MERGE_COLUMNS + Int(thread_idx.x)
+    var own = Int(block_idx.x) * MERGE_CHANNELS + Int(thread_idx.y)
     var channel = min(own, Int(channels) - 1)
     var tail = parts.tail()
     var plane = parts.plane()
@@ -303,26 +299,26 @@ def merge_sums_kernel[
     var sum = Scalar[acc](0)
     var product = Scalar[acc](0)
     var most = parts.parts(channel)
-    for first in range(Int(thread_idx.y), most, MERGE_LOADS * MERGE_THREADS):
+    for first in range(Int(thread_idx.x), most, MERGE_LOADS * MERGE_LANES):
         var sums = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
         var products = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
         comptime for k in range(MERGE_LOADS):
-            var part = min(first + k * MERGE_THREADS, most - 1)
+            var part = min(first + k * MERGE_LANES, most - 1)
             var at = parts.place(channel, part)
             sums[k] = partials[unsafe_offset=at]
             products[k] = partials[unsafe_offset=plane + at]
         comptime for k in range(MERGE_LOADS):
-            if first + k * MERGE_THREADS < most:
+            if first + k * MERGE_LANES < most:
                 sum += sums[k]
                 product += products[k]
-    for i in range(thread_idx.y, tail, MERGE_THREADS):
+    for i in range(Int(thread_idx.x), tail, MERGE_LANES):
         var at = (Int(rows) - tail + i) * Int(channels) + channel
         var grad = dy[unsafe_offset=at].cast[acc]()
         sum += grad
         product += grad * (x[unsafe_offset=at].cast[acc]() - center)
-    sum = _block_sum(sum)
-    product = _block_sum(product)
-    if thread_idx.y == 0 and own < Int(channels):
+    sum = _sum_of_lanes(sum)
+    product = _sum_of_lanes(product)
+    if thread_idx.x == 0 and own < Int(channels):
         var n = Scalar[acc](Int(rows))
         var scale = invstd[unsafe_offset=channel]
         sum_dy[unsafe_offset=channel] = sum
@@ -343,16 +339,19 @@ struct _Grid(ImplicitlyCopyable, TrivialRegisterPassable):
     var slices: Int
 
     @staticmethod
-    def of(columns: FoldedRows, vector: Int) -> Self:
-        """Returns a launch shape with equal tiles of columns, so that no lanes are idle, and at least one round of rows
-        for each thread."""
+    def of(columns: FoldedRows, vector: Int, ctx: DeviceContext) raises -> Self:
+        """Returns a launch shape with equal tiles of columns, so that no lanes are idle, of blocks that all run at a
+        time, and at least one round of rows for each thread."""
+        var blocks = RESIDENT_BLOCKS * ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
+        )
         var vectors = ceildiv(columns.width(), vector)
         var lanes = ceildiv(vectors, ceildiv(vectors, LANES))
         var rows = THREADS // lanes
         var tiles = ceildiv(vectors, lanes)
         var most = ceildiv(columns.wide_rows(), MOMENTS_LOADS * rows)
         var share = ceildiv(
-            columns.wide_rows(), max(1, min(MAX_BLOCKS // tiles, most))
+            columns.wide_rows(), max(1, min(blocks // tiles, most))
         )
         var slices = ceildiv(columns.wide_rows(), share)
         return Self(lanes, rows, tiles, share, slices)
@@ -378,7 +377,7 @@ def statistics_gpu[
     """Threads read `V` elements at once."""
     comptime acc = accumulation_type[dtype]
     var columns = folded(t.rows, t.channels, V, V)
-    var grid = _Grid.of(columns, V)
+    var grid = _Grid.of(columns, V, ctx)
     var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[moments_kernel[dtype, acc, V]](
         partials,
@@ -404,8 +403,8 @@ def statistics_gpu[
         Int64(t.channels),
         numbers.momentum.cast[acc](),
         numbers.epsilon.cast[acc](),
-        grid_dim=ceildiv(t.channels, MERGE_COLUMNS),
-        block_dim=(MERGE_COLUMNS, MERGE_THREADS),
+        grid_dim=ceildiv(t.channels, MERGE_CHANNELS),
+        block_dim=(MERGE_LANES, MERGE_CHANNELS),
     )
     _ = partials^
 
@@ -417,7 +416,7 @@ def gradient_sums_gpu[
     """Threads read `V` elements at once."""
     comptime acc = accumulation_type[dtype]
     var columns = folded(t.rows, t.channels, V, V)
-    var grid = _Grid.of(columns, V)
+    var grid = _Grid.of(columns, V, ctx)
     var partials = scratch[acc](ctx, 2 * columns.width() * grid.slices)
     ctx.enqueue_function[sums_kernel[dtype, acc, V]](
         partials,
@@ -445,7 +444,7 @@ def gradient_sums_gpu[
         grid.parts(columns),
         Int64(t.rows),
         Int64(t.channels),
-        grid_dim=ceildiv(t.channels, MERGE_COLUMNS),
-        block_dim=(MERGE_COLUMNS, MERGE_THREADS),
+        grid_dim=ceildiv(t.channels, MERGE_CHANNELS),
+        block_dim=(MERGE_LANES, MERGE_CHANNELS),
     )
     _ = partials^

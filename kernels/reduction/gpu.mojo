@@ -36,10 +36,9 @@ comptime MIN_VECTORS = 4
 comptime MIN_ROUNDS = 4
 # Rows that one thread adds up where there are columns enough for all of a GPU's.
 comptime SHORT_REDUCTION = 64
-# Threads that put an output's slices together, outputs beside each other that a block has, and slices read at once.
-comptime MERGE_THREADS = 64
-comptime MERGE_OUTPUTS = 8
-comptime MERGE_BLOCK_THREADS = MERGE_THREADS * MERGE_OUTPUTS
+# Threads of a block that puts slices together, those that an output has at most, and slices read at once.
+comptime MERGE_BLOCK_THREADS = 512
+comptime MOST_MERGERS = 64
 comptime MERGE_LOADS = 4
 
 
@@ -311,28 +310,30 @@ def merge_slices_kernel[
     partials: Ptr[acc],
     outputs: Int64,
     slices: Int64,
+    mergers: Int64,
 ):
-    """Merges the slices' values of an output, by MERGERS threads."""
-    var lane = Int(thread_idx.x) // MERGE_OUTPUTS
-    var output = (
-        Int(block_idx.x) * MERGE_OUTPUTS + Int(thread_idx.x) % MERGE_OUTPUTS
-    )
+    """Merges the slices' values of an output, by `mergers` threads, a power of two.
+    """
+    var together = MERGE_BLOCK_THREADS // Int32(mergers)
+    var mine = divide(Int32(thread_idx.x), together)
+    var lane = Int(mine[0])
+    var output = Int(block_idx.x) * Int(together) + Int(mine[1])
     comptime for n in range(results):
         var value = identity[kinds, n, acc, 1]()
         if output < Int(outputs):
             var own = partials.unsafe_offset(
                 n * Int(slices) * Int(outputs) + output
             )
-            for first in range(lane, Int(slices), MERGE_LOADS * MERGE_THREADS):
+            for first in range(lane, Int(slices), MERGE_LOADS * Int(mergers)):
                 var read = StaticTuple[Scalar[acc], MERGE_LOADS](fill=0)
                 comptime for k in range(MERGE_LOADS):
-                    var slice = min(first + k * MERGE_THREADS, Int(slices) - 1)
+                    var slice = min(first + k * Int(mergers), Int(slices) - 1)
                     read[k] = own[unsafe_offset=slice * Int(outputs)]
                 comptime for k in range(MERGE_LOADS):
-                    if first + k * MERGE_THREADS < Int(slices):
+                    if first + k * Int(mergers) < Int(slices):
                         value = combined[kinds, n, acc, 1](value, read[k])
         value = block_reduce[acc, kinds, n, 1, MERGE_BLOCK_THREADS](
-            value, MERGE_OUTPUTS, MERGE_THREADS
+            value, Int(together), Int(mergers)
         )
         if lane == 0 and output < Int(outputs):
             _keep[acc, result, 1, n, count, dims](
@@ -456,6 +457,9 @@ def reduction_gpu[
     _reduce[P, width, parts, rows](
         operands, partials, extents, slices, lanes, ctx
     )
+    var mergers = 1
+    while mergers < MOST_MERGERS and mergers * MERGE_LOADS < slices.count:
+        mergers *= 2
     ctx.enqueue_function[
         merge_slices_kernel[
             P.ACC, P.RESULT, P.KINDS, P.RESULTS, P.COUNT, P.DIMS
@@ -465,7 +469,8 @@ def reduction_gpu[
         partials,
         Int64(outputs),
         Int64(slices.count),
-        grid_dim=ceildiv(outputs, MERGE_OUTPUTS),
+        Int64(mergers),
+        grid_dim=ceildiv(outputs, MERGE_BLOCK_THREADS // mergers),
         block_dim=MERGE_BLOCK_THREADS,
     )
     _ = buffer^

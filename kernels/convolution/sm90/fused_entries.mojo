@@ -13,8 +13,8 @@ from ...common.library import Arguments, scratch
 from ...common.pointer import Ptr
 from ...common.widening import wide
 from ...normalization.gpu import (
-    MERGE_COLUMNS,
-    MERGE_THREADS,
+    MERGE_CHANNELS,
+    MERGE_LANES,
     merge_moments_kernel,
     merge_sums_kernel,
 )
@@ -314,8 +314,8 @@ def _merge[
             Int64(channels),
             statistics.momentum.cast[DType.float32](),
             statistics.epsilon.cast[DType.float32](),
-            grid_dim=ceildiv(channels, MERGE_COLUMNS),
-            block_dim=(MERGE_COLUMNS, MERGE_THREADS),
+            grid_dim=ceildiv(channels, MERGE_CHANNELS),
+            block_dim=(MERGE_LANES, MERGE_CHANNELS),
         )
     else:
         ctx.enqueue_function[merge_sums_kernel[dtype, DType.float32, Slots]](
@@ -331,6 +331,6 @@ def _merge[
             slots,
             Int64(rows),
             Int64(channels),
-            grid_dim=ceildiv(channels, MERGE_COLUMNS),
-            block_dim=(MERGE_COLUMNS, MERGE_THREADS),
+            grid_dim=ceildiv(channels, MERGE_CHANNELS),
+            block_dim=(MERGE_LANES, MERGE_CHANNELS),
         )
