@@ -81,6 +81,15 @@ def _biased(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, variance: Tensor, str
     return (y, *found[1:])
 
 
+def _added(
+    x: Tensor, w: Tensor, b: Tensor, skip: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int
+) -> tuple[Any, ...]:
+    """With a program that reads another tensor and needs many registers."""
+    y = F.silu(F.conv2d(x, w, b, stride, pad)) + skip
+    found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
+    return (y, *found[1:])
+
+
 def _backward(
     dy: Tensor, like: Tensor, w: Tensor, active: Tensor, skip: Tensor, weight: Tensor, x: Tensor, mean: Tensor,
     invstd: Tensor, stride: int, pad: int,
@@ -109,7 +118,7 @@ def _random(seed: int, *shape: int, offset: float = 0.0, scale: float = 1.0) -> 
 
 
 def _inputs(case: Case) -> list[list[Tensor]]:
-    """Of the four functions above."""
+    """Of the five functions above."""
     c, k, pad = case.c, case.k, case.filter // 2
     p, q = ((size + 2 * pad - case.filter) // case.stride + 1 for size in (case.h, case.w))
     x = _random(1, case.n, c, case.h, case.w, offset=case.offset)
@@ -124,12 +133,13 @@ def _inputs(case: Case) -> list[list[Tensor]]:
     return [
         [x, w, *running],
         [x, w, bias, *running],
+        [x, w, bias, _random(7, case.n, k, p, q), *running],
         [dy, x, w, active, skip, torch.ones_like(center), x, center, invstd],
         [dy, x, w, torch.ones_like(center), x, center, invstd],
     ]
 
 
-FUNCTIONS = (_forward, _biased, _backward, _plain_backward)
+FUNCTIONS = (_forward, _biased, _added, _backward, _plain_backward)
 
 
 def _unfused() -> contextlib.AbstractContextManager[object]:
@@ -206,13 +216,13 @@ def _gradients(dz: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, absolute: bo
 def _errors(results: list[tuple[Tensor, ...]], inputs: list[list[Tensor]]) -> dict[str, float]:
     """Of each reduction, over what the sizes of its addends make likely: beside float64, from the stored tensor."""
     errors: dict[str, float] = {}
-    for name, (y, *own), given in zip(("plain", "bias"), results[:2], inputs[:2], strict=True):
+    for name, (y, *own), given in zip(("plain", "bias", "added"), results[:3], inputs[:3], strict=True):
         wanted = _statistics(y, given[-2:])
         deviation = y.double().std((0, 2, 3), unbiased=False)
         sizes = [deviation + wanted[0].abs(), wanted[1], *(1 + each.abs() for each in wanted[2:])]
         for what, a, b, size in zip(("mean", "invstd", "running", "variance"), own, wanted, sizes, strict=True):
             errors[f"{name} {what}"] = float(((a.double() - b) / size).abs().max())
-    for name, (dz, dx, *own), given in zip(("program", "alone"), results[2:], inputs[2:], strict=True):
+    for name, (dz, dx, *own), given in zip(("program", "alone"), results[3:], inputs[3:], strict=True):
         x, mean, invstd = given[-3:]
         wanted = _gradients(dz, x, mean, invstd)
         sizes = [each + 1e-6 for each in _gradients(dz, x, mean, invstd, absolute=True)]

@@ -354,8 +354,8 @@ def _store_piece[
                 )
         values[n] = value
     comptime if kind == MOMENTS and block == 0:
-        # No row of another block is a thread's first one.
-        if column_sums.count == 0 and first_row < rows:
+        # No other row is a thread's first one. It is counted with the last panel.
+        if chunk == 0 and column_sums.count == 0 and first_row < rows:
             comptime for n in range(panels):
                 column_sums.begin[panel + n](
                     rebind[SIMD[dtype, 8]](values[n].slice[vector]())
@@ -378,7 +378,7 @@ def _store_piece[
                     column_sums.add_moments[panel + n](
                         rebind[SIMD[dtype, 8]](value)
                     )
-            comptime if kind == MOMENTS:
+            comptime if kind == MOMENTS and panel + panels == column_sums.panels:
                 column_sums.count += 1
     comptime if factor:
         column_sums.add_products[panel](products, lane)
