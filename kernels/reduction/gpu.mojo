@@ -10,8 +10,14 @@ from std.memory import bitcast, stack_allocation
 from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
-from max.gpu import barrier, block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceContext
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_dim,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import divide
@@ -30,6 +36,10 @@ comptime MAX_LANES = 32
 # Blocks that fill the largest GPU a few times over, so that none waits long for the last one; more would only lengthen
 # the second stage.
 comptime MAX_BLOCKS = 1056
+# Blocks over columns that registers must suffice for on a multiprocessor.
+comptime RESIDENT_BLOCKS = 3
+# Times that blocks come one after the other on a multiprocessor, at most.
+comptime _MOST_WAVES = 4
 # Vectors that a thread should have at least.
 comptime MIN_VECTORS = 4
 # Rounds of its loop that a thread over columns should have at least: a second stage costs as much.
@@ -224,6 +234,10 @@ def reduce_rows_kernel[
             )
 
 
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
+    `nvvm.minctasm`=SIMDLength(RESIDENT_BLOCKS),
+)
 @__name(t"reduce_columns_{P.NAME}")
 def reduce_columns_kernel[
     P: ReductionProgram,
@@ -349,12 +363,25 @@ struct _Slices(ImplicitlyCopyable, TrivialRegisterPassable):
     var share: Int
 
     @staticmethod
-    def of(blocks: Int, reduced: Int, least: Int) -> Self:
-        """Divides `reduced` rows or vectors, for a launch of `blocks` blocks without slices; a slice has at least
-        `least` of them."""
-        var count = max(1, min(MAX_BLOCKS // blocks, reduced // least))
+    def of(most: Int, reduced: Int, least: Int) -> Self:
+        """Divides `reduced` rows or vectors into `most` slices; a slice has at least `least` of them.
+        """
+        var count = max(1, min(most, reduced // least))
         var share = ceildiv(reduced, count)
         return Self(ceildiv(reduced, share), share)
+
+
+def _slices_in_waves(blocks: Int, resident: Int) -> Int:
+    """Returns how many slices take the shortest time, where `blocks` blocks have a slice and `resident` ones run at a
+    time: blocks of few waves that are almost full."""
+    var best = 1
+    var least = Float64(ceildiv(blocks, resident))
+    for waves in range(1, _MOST_WAVES + 1):
+        var count = waves * resident // blocks
+        if count > 0 and Float64(waves) / Float64(count) < least:
+            least = Float64(waves) / Float64(count)
+            best = count
+    return best
 
 
 @always_inline
@@ -422,7 +449,7 @@ def reduction_gpu[
         while lanes < THREADS and lanes * width * MIN_VECTORS < extents.reduced:
             lanes *= 2
         slices = _Slices.of(
-            ceildiv(extents.outer * lanes, THREADS),
+            MAX_BLOCKS // ceildiv(extents.outer * lanes, THREADS),
             extents.reduced // width,
             THREADS * MIN_VECTORS,
         )
@@ -436,8 +463,11 @@ def reduction_gpu[
         ):
             most = THREADS
         lanes = ceildiv(vectors, ceildiv(vectors, most))
+        var resident = RESIDENT_BLOCKS * ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
+        )
         slices = _Slices.of(
-            ceildiv(vectors, lanes),
+            _slices_in_waves(ceildiv(vectors, lanes), resident),
             extents.reduced,
             THREADS // lanes * parts * MIN_ROUNDS,
         )
