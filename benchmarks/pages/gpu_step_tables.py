@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.contenders import EAGER, INDUCTOR, INDUCTOR_CAPTURED, MAX, MAX_CAPTURED, PAIRS, label
-from benchmarks.pages.parts import grid, mean, origin, read
+from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.training import step_memory
 from benchmarks.training.step_bytes import BYTES_PER_MS
 
 STEPS = "training_steps_h200_bf16"
 _MEMORY = "step_memory_h200_bf16"
 _KINDS = "step_times_h200"
+_LAUNCHES = "step_launches_h200_bf16"
 _MIN_MS = 0.25
 """Milliseconds from which a kind of kernels has a row of its own."""
 
@@ -72,3 +73,17 @@ def step_kinds() -> str:
         rows.append([kind, *cells])
     header = [f"{row['model']}, {row['batch']}" for row in models]
     return grid(["ms (bytes)", *header], rows) + origin(_KINDS)
+
+
+def step_launches() -> str:
+    """Launches of a model and a kind in each line: their time in one step before and now."""
+    found = read(_LAUNCHES)["rows"]
+    rows = []
+    for model, batch, kernels in dict.fromkeys((row["model"], row["batch"], row["kernels"]) for row in found):
+        mine = [row for row in found if (row["model"], row["kernels"]) == (model, kernels)]
+        times = [sum(row["launches"] * row[key] for row in mine) / 1e3 for key in ("before_us", "now_us")]
+        ratios = [row["now_us"] / row["before_us"] for row in mine]
+        launches = sum(row["launches"] for row in mine)
+        cells = [f"{time:.2f}" for time in times]
+        rows.append([f"{model}, {batch}", kernels, str(launches), *cells, mean_and_worst(ratios)])
+    return grid(["", "kernels", "launches", "ms before", "ms now", "now over before"], rows) + origin(_LAUNCHES)

@@ -23,7 +23,14 @@ from benchmarks.contenders import (
 )
 from benchmarks.pages.convolution_tables import CONVOLUTIONS, drawn_ratios
 from benchmarks.pages.distributed_tables import distributed
-from benchmarks.pages.gpu_step_tables import over_inductor, step_kinds, step_memory_gpu, step_of, training_steps_gpu
+from benchmarks.pages.gpu_step_tables import (
+    over_inductor,
+    step_kinds,
+    step_launches,
+    step_memory_gpu,
+    step_of,
+    training_steps_gpu,
+)
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
 from benchmarks.pages.suite_tables import suite_models, suite_ratios, suites
 from benchmarks.training.optimizer_step import CHOSEN
@@ -430,6 +437,6 @@ TABLES: dict[str, Callable[[], str]] = {
         pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,
         compile_cost, first_steps, wheel_first_steps,
-        host_time, optimizer_steps, step_bytes, step_kinds, suites, suite_models, distributed,
+        host_time, optimizer_steps, step_bytes, step_kinds, step_launches, suites, suite_models, distributed,
     )
 }  # fmt: skip
