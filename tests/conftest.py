@@ -83,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test draws from one seed, and so do fixtures of its file that are made with it, alone and in any order."""
+    torch.manual_seed(SEED)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays() -> Iterator[None]:
     """What a file has compiled and dropped does not wait for the collector, which comes seldom."""

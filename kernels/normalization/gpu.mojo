@@ -36,11 +36,11 @@ comptime THREADS = 256
 # Rows that a thread reads at once of each tensor: of one, and of two.
 comptime MOMENTS_LOADS = 8
 comptime SUMS_LOADS = 4
-# Blocks that run at a time on a multiprocessor. A thread has a few rounds then, for what a block's sum costs, and stage
-# 2 few slices.
+# Blocks that registers let run on a multiprocessor at a time. With no more of them a thread has several rounds, which the
+# sum over its block is little beside, and stage 2 has few slices.
 comptime RESIDENT_BLOCKS = 2
-# Threads that merge a channel's parts, a warp or half of one, channels of a block, whose numbers lie together, and parts
-# read at once.
+# Threads that merge a channel's parts (a warp, on AMD's GPUs half of one), channels of a block, whose numbers lie
+# together, and parts that a thread reads at once.
 comptime MERGE_LANES = 32
 comptime MERGE_CHANNELS = 8
 comptime MERGE_LOADS = 8

@@ -233,11 +233,13 @@ def add_data_gradient(module: Module, dtype: DType) -> None:
 class Report:
     """What was compiled for a target: the generated programs, and functions that a wheel would lack. For sm_90a in
     bfloat16 also: what hopper_epilogue.py's graphs with elementwise work that a convolution takes in call, and what the
-    graph without; the same of its graphs with batch normalization's sums."""
+    graph without; the same of its graphs with batch normalization's sums; how many tensors each program in a
+    convolution's store has read ahead."""
 
     target: str
     programs: list[str]
     unlisted: list[str]
+    ahead: list[int]
     taking: list[str]
     apart: list[str]
     summing: list[str]
@@ -273,7 +275,9 @@ def main() -> None:
     unlisted = sorted(
         each.symbol for each in built if isinstance(each, functions.LibraryFunction) and each not in listed
     )
-    report = Report(target, programs, unlisted, *map(hopper_epilogue.operations, graphs))
+    stored = [each.convolution for each in built if isinstance(each, Program) and each.convolution]
+    ahead = sorted(len(convolution.ahead) for convolution in stored)
+    report = Report(target, programs, unlisted, ahead, *map(hopper_epilogue.operations, graphs))
     json.dump(asdict(report), sys.stdout)
 
 

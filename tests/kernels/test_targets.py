@@ -66,6 +66,13 @@ def test_all_elementwise_successors_run_in_the_convolution(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90a"])
+def test_tensors_of_the_results_shape_and_dtype_are_read_ahead(target: str) -> None:
+    """The residual, but not the factors for pixels, the addends for channels and the mask beside it; of the gradient
+    through batch normalization both tensors. A bias is not, and no program at all in front of moments."""
+    assert compiled(target, "bfloat16").ahead == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("target", ["sm_90a"])
 def test_a_convolution_whose_result_is_wanted_too_stays_apart(target: str) -> None:
     assert compiled(target, "bfloat16").apart == ["conv_fprop", "pointwise"]
 

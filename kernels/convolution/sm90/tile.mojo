@@ -19,8 +19,8 @@ comptime LANE_ROWS = 4
 comptime _HEAVY_ROWS = 2
 """Rows that a heavy program computes at once."""
 comptime _QUEUE_BYTES = 32 * 1024
-"""What a consumer may have under way of tensors beside the tile: twice that of both is a half more than an H200's
-memory wants."""
+"""What a consumer may have under way of tensors beside the tile. An H200's memory wants some 40 KB on each of its
+multiprocessors; two consumers have more than that, since they wait at times."""
 
 
 struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
