@@ -5,17 +5,18 @@ Stage 1: a block reduces one slice of rows of some vectors of columns, at most L
 neighbours together.
 """
 
+from std.bit import log2_floor
 from std.math import ceildiv, sqrt
-from std.memory import bitcast, stack_allocation
+from std.memory import stack_allocation
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
-import max.gpu.primitives.warp as warps
 from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import divide
+from ..common.lanes import from_lane
 from ..common.library import scratch
 from ..common.pointer import Ptr, accumulation_type
 from .folded_rows import (
@@ -44,7 +45,7 @@ comptime RESIDENT_BLOCKS = 2
 comptime MERGE_LANES = 32
 comptime MERGE_CHANNELS = 8
 comptime MERGE_LOADS = 8
-comptime _MERGE_STEPS = 5
+comptime _MERGE_STEPS = log2_floor(MERGE_LANES)
 
 
 @always_inline
@@ -180,24 +181,12 @@ def sums_kernel[
 
 
 @always_inline
-def _from_lane[
-    dtype: DType
-](value: Scalar[dtype], distance: Int) -> Scalar[dtype]:
-    """The value of the lane whose number differs in the bits of `distance`."""
-    comptime words = size_of[dtype]() // 4
-    var own = bitcast[DType.uint32, words](value)
-    comptime for i in range(words):
-        own[i] = warps.shuffle_xor(own[i], UInt32(distance))
-    return bitcast[dtype, 1](own)
-
-
-@always_inline
 def _sum_of_lanes[dtype: DType](value: Scalar[dtype]) -> Scalar[dtype]:
     """The sum over the MERGE_LANES threads of a channel, in every one of them.
     """
     var total = value
     comptime for step in range(_MERGE_STEPS):
-        total += _from_lane(total, MERGE_LANES >> (step + 1))
+        total += from_lane(total, MERGE_LANES >> (step + 1))
     return total
 
 
@@ -249,9 +238,9 @@ def merge_moments_kernel[
         comptime distance = MERGE_LANES >> (step + 1)
         # In every lane the lower one's moments come first: all get the same bits.
         var other = Moments[acc, 1](
-            Int(_from_lane(Int32(total.count), distance)),
-            _from_lane(total.mean[0], distance),
-            _from_lane(total.m2[0], distance),
+            Int(from_lane(Int32(total.count), distance)),
+            from_lane(total.mean[0], distance),
+            from_lane(total.m2[0], distance),
         )
         if Int(thread_idx.x) & distance == 0:
             total.merge(other)

@@ -6,7 +6,7 @@ slice, output], and a second kernel puts them together.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast, stack_allocation
+from std.memory import stack_allocation
 from std.sys.info import is_nvidia_gpu, size_of
 from std.utils.static_tuple import StaticTuple
 
@@ -21,9 +21,9 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.memory import AddressSpace
 
 from ..common.arithmetic import divide
+from ..common.lanes import from_lane
 from ..common.library import scratch
 from ..common.pointer import Ptr
-from ..common.ptx import exchange_lanes
 from ..pointwise.program import ProgramOperands, RunPositions
 from .program import ReductionProgram
 from .values import Extents, Values, combined, identity
@@ -100,23 +100,6 @@ def block_reduce[
 
 
 @always_inline
-def _exchanged[
-    acc: DType
-](value: SIMD[acc, 1], distance: Int32) -> SIMD[acc, 1]:
-    """The value of the lane whose number differs in the bits of `distance`."""
-    comptime if size_of[acc]() < 4:
-        # Every number of so few bits is one of 32 bits.
-        comptime wide = DType.float32 if acc.is_floating_point() else DType.int32
-        return _exchanged(value.cast[wide](), distance).cast[acc]()
-    else:
-        comptime words = size_of[acc]() // 4
-        var own = bitcast[DType.uint32, words](value)
-        comptime for i in range(words):
-            own[i] = exchange_lanes(own[i], distance)
-        return bitcast[acc, 1](own)
-
-
-@always_inline
 def lanes_reduce[
     acc: DType, kinds: Int, n: Int
 ](value: SIMD[acc, 1], lanes: Int) -> SIMD[acc, 1]:
@@ -127,9 +110,7 @@ def lanes_reduce[
     var total = value
     var distance = min(lanes, WARP) // 2
     while distance > 0:
-        total = combined[kinds, n, acc, 1](
-            total, _exchanged(total, Int32(distance))
-        )
+        total = combined[kinds, n, acc, 1](total, from_lane(total, distance))
         distance //= 2
     if lanes <= WARP:
         return total

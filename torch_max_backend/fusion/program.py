@@ -507,8 +507,10 @@ def _body(
             call = f"a.read{'_if' if mask else ''}"
             taken = f"p, {mask}" if mask else "p"
             text = f'{call}["{way}", DType.{step.value.dtype.name}, {operand}, width]({taken})'
-            text = f"b[{ahead.index(operand)}]" if operand in ahead else text
-            text = "c" if step is handed else text
+            if step is handed:
+                text = "c"
+            elif operand in ahead:
+                text = f"b[{ahead.index(operand)}]"
             operand += step is not handed
         elif step.inside:
             otherwise = values[-1] if step.number is None else literal(step.number, step.value.dtype)

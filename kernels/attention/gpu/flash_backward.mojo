@@ -10,7 +10,6 @@ in registers.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast
 from std.utils.numerics import inf
 from std.utils.static_tuple import StaticTuple
 
@@ -24,8 +23,8 @@ from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.memory import AddressSpace, external_memory
 
 from ...common.async_copy import commit_copies, copy_elements, wait_for_copies
+from ...common.lanes import from_lane
 from ...common.pointer import Ptr
-from ...common.ptx import exchange_lanes
 from ..pointers import BackwardPointers
 from ..problem import AttentionProblem
 from .flash import (
@@ -116,9 +115,7 @@ def row_sums_kernel[
 def _across_eight(value: Float32) -> Float32:
     var result = value
     comptime for distance in [1, 2, 4]:
-        result += bitcast[DType.float32, 1](
-            exchange_lanes(bitcast[DType.uint32, 1](result), Int32(distance))
-        )
+        result += from_lane(result, distance)
     return result
 
 

@@ -26,10 +26,10 @@ from max.gpu.compute.mma import (
 )
 
 from ...common.async_copy import copy_elements, wait_for_copies
+from ...common.lanes import from_lane
 from ...common.pointer import Ptr, Shared
 from ...common.ptx import (
     compiling_for_hopper,
-    exchange_lanes,
     fence_shared_writes,
     load_matrices,
     made_here,
@@ -332,9 +332,7 @@ def across_row[largest: Bool](value: Float32) -> Float32:
     """The maximum or the sum over the four lanes that share a row."""
     var result = value
     comptime for distance in [1, 2]:
-        var other = bitcast[DType.float32, 1](
-            exchange_lanes(bitcast[DType.uint32, 1](result), Int32(distance))
-        )
+        var other = from_lane(result, distance)
         comptime if largest:
             result = max(result, other)
         else:

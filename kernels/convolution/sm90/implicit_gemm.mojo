@@ -288,7 +288,7 @@ def _consume[
 
     while tile < plan.tiles():
         var at = locate[phases, shape, with_sums](plan, tile, rank)
-        read_first[dtype, phases, shape, read, Bool(factor)](plan, at, by)
+        read_first[dtype, phases, shape, read](plan, at, by)
         comptime if shape.alternate:
             named_barrier_sync(1 + by.index, 256)
         var sums = _multiply[dtype, phases, shape, filter_k_major, with_sums](

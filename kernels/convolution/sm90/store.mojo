@@ -175,7 +175,6 @@ struct _Pieces[
     dtype: DType,
     phases: Int,
     shape: TileShape,
-    with_factor: Bool,
 ](ImplicitlyCopyable):
     """A tile in the order in which a warp stores it: of each block of rows the panels, some rows of a panel at a time.
 
@@ -184,7 +183,7 @@ struct _Pieces[
 
     comptime rows_at_once = Self.shape.rows_at_once()
     comptime staged = Self.shape.panels_staged()
-    comptime panels = 1 if Self.shape.slots > 0 or Self.with_factor else Self.staged
+    comptime panels = 1 if Self.shape.slots > 0 else Self.staged
     """Panels of a piece. What is read beside one takes registers enough."""
     comptime chunks = LANE_ROWS // Self.rows_at_once
     comptime pairs = Self.shape.columns // (
@@ -192,7 +191,7 @@ struct _Pieces[
     )
     comptime in_block = Self.pairs * Self.staged // Self.panels * Self.chunks
     comptime count = Self.shape.row_blocks * Self.in_block
-    comptime width = vector_of[Self.dtype]() * Self.rows_at_once
+    comptime width = BesideQueue[Self.dtype, Self.shape].width
 
     var at: TileOrigin
     var by: Consumer[Self.shape]
@@ -278,12 +277,11 @@ def read_first[
     phases: Int,
     shape: TileShape,
     read: Optional[Reader[dtype]],
-    with_factor: Bool,
 ](plan: Im2colPlan[phases], at: TileOrigin, by: Consumer[shape]):
     """Starts to read what the first pieces that `store_tile` stores of a tile need.
     """
     comptime if read:
-        var tile = _Pieces[dtype, phases, shape, with_factor](at, by)
+        var tile = _Pieces[dtype, phases, shape](at, by)
         comptime for number in range(shape.queue_depth()):
             _queue[dtype](by).copy(
                 number, tile.sources[read.value()](plan, number)
@@ -301,12 +299,12 @@ def _store_piece[
     block: Int,
     panel: Int,
 ](
-    tile: _Pieces[dtype, phases, shape, Bool(factor)],
+    tile: _Pieces[dtype, phases, shape],
     result: Ptr[dtype],
     plan: Im2colPlan[phases],
     first_row: Int32,
     chunk: Int,
-    beside: Beside[dtype, _Pieces[dtype, phases, shape, Bool(factor)].width],
+    beside: Beside[dtype, _Pieces[dtype, phases, shape].width],
     mut column_sums: ColumnSums[dtype, kind, shape.columns],
 ):
     """Stores a piece that a warp has staged: of a block of rows the panels from number `panel` on.
@@ -314,7 +312,7 @@ def _store_piece[
     All vectors are made before any is stored, so that what an epilogue reads is in flight together.
     """
     comptime vector = vector_of[dtype]()
-    comptime Pieces = _Pieces[dtype, phases, shape, Bool(factor)]
+    comptime Pieces = _Pieces[dtype, phases, shape]
     comptime rows_at_once = Pieces.rows_at_once
     comptime panels = Pieces.panels
     comptime whole = Pieces.width
@@ -403,7 +401,7 @@ def store_tile[
 ):
     """Stores a tile, behind the epilogue, and adds it to the sums over columns; behind `read_first`.
     """
-    comptime Pieces = _Pieces[dtype, phases, shape, Bool(factor)]
+    comptime Pieces = _Pieces[dtype, phases, shape]
     var tile = Pieces(at, by)
     comptime for block in range(shape.row_blocks):
         var first_row = tile.first_row(block)
@@ -452,6 +450,6 @@ def store_tile[
                         plan,
                         first_row,
                         chunk,
-                        rebind[Beside[dtype, Pieces.width]](beside),
+                        beside,
                         column_sums,
                     )
