@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.kernels.convolution.sm90_fit import OF_TAPS
 from benchmarks.pages.parts import grid, mean, mean_and_worst, origin, read
 
 PASSES = {"fprop": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
@@ -203,6 +204,45 @@ def convolution_wgrad_tf32() -> str:
     return grid(["TF32, us", "before", "now", "cuDNN"], rows) + origin(name)
 
 
+def convolution_narrow() -> str:
+    """A problem in each line, bfloat16: microseconds forward, then our time over cuDNN's before and now.
+
+    The sweep has all tile shapes in one run: what was best without the last one, whose copies serve three taps, is
+    before.
+    """
+    name = "convolution_narrow_h200_sweep"
+    found = {(row["dtype"], row["pass"], row["problem"]): row for row in read(name)["rows"]}
+    rows = []
+    for problem in dict.fromkeys(row["problem"] for row in read(name)["rows"]):
+        forward = found["bfloat16", "fprop", problem]
+        cells = [f"{forward[key] * 1e3:.0f}" for key in ("cudnn_ms", "ours_ms")]
+        cells += [
+            f"{ratio:.2f}" for pass_ in ("fprop", "dgrad") for ratio in _narrow(found["bfloat16", pass_, problem])
+        ]
+        rows.append([f"`{problem}`", *cells])
+    for dtype in dict.fromkeys(row["dtype"] for row in read(name)["rows"]):
+        both = [
+            zip(*(_narrow(row) for (of, pass_, _), row in found.items() if (of, pass_) == (dtype, which)), strict=True)
+            for which in ("fprop", "dgrad")
+        ]
+        rows.append([f"{dtype}, geometric mean", "", "", *(mean(ratios) for pass_ in both for ratios in pass_)])
+    header = ["3x3", "cuDNN, us", "ours, us"]
+    header += [f"{called}: {when}" for called in ("forward", "data gradient") for when in ("before", "now")]
+    return grid(header, rows) + origin(name)
+
+
+def _narrow(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Our time over cuDNN's without the shape whose copies serve three taps, and now."""
+    others = [time for tuning, time in row["tunings_ms"].items() if not _may_share_taps(tuning)]
+    return min(others) / row["cudnn_ms"], row["ours_ms"] / row["cudnn_ms"]
+
+
+def _may_share_taps(tuning: str) -> bool:
+    """Whether a sweep's tuning is that shape, or leaves the shape to the choice and takes pixels one at a time."""
+    shape, *_, block, folds, _ = map(int, tuning.split(","))
+    return shape == OF_TAPS or (shape < 0 and block <= 1 and not folds)
+
+
 def convolution_depthwise() -> str:
     """A kind of problem in each line: our time over that before, and before and now over cuDNN's."""
     name = "convolution_depthwise_h200"
@@ -225,5 +265,5 @@ def _depthwise_kind(row: Mapping[str, Any]) -> tuple[str, str, str]:
 CONVOLUTIONS: tuple[Callable[[], str], ...] = (
     convolution_any_gpu, convolution_drawn, convolution_by_kernel, convolution_grouped, convolution_cpu,
     convolution_workspace, convolution_hopper, convolution_few_channels, convolution_odd_channels,
-    convolution_small_product, convolution_wgrad_tf32, convolution_depthwise, convolution_sanitizer,
+    convolution_small_product, convolution_narrow, convolution_wgrad_tf32, convolution_depthwise, convolution_sanitizer,
 )  # fmt: skip

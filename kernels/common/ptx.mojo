@@ -569,11 +569,16 @@ def load_matrices[
 
 
 @always_inline
-def store_matrices(shared: UInt32, a: UInt32, b: UInt32, c: UInt32, d: UInt32):
-    """Stores four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
+def store_matrices[
+    transposed: Bool = False
+](shared: UInt32, a: UInt32, b: UInt32, c: UInt32, d: UInt32):
+    """Stores four 8x8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8, or of its transpose.
     """
+    comptime way = ".trans" if transposed else ""
     inlined_assembly[
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
+        "stmatrix.sync.aligned.m8n8.x4"
+        + way
+        + ".shared.b16 [$0], {$1, $2, $3, $4};",
         NoneType,
         constraints="r,r,r,r,r,~{memory}",
     ](shared, a, b, c, d)

@@ -4,6 +4,7 @@ the result again, twice the same, and where the fast kernel cannot run."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,12 @@ class Case:
     stride: int = 1
     offset: float = 0.0
     """Of the source's values: the result's mean is far from zero then."""
+    d: int = 0
+    """A third axis's extent, 0 for two axes."""
+
+    @property
+    def size(self) -> list[int]:
+        return [*([self.d] if self.d else []), self.h, self.w]
 
 
 CASES = {
@@ -66,17 +73,27 @@ CASES = {
     "few channels": Case(4, 29, 48, 16, 16, 3),
     "blocks of the narrow kernel": Case(4, 30, 56, 32, 32, 3),
     "rows that no block divides": Case(3, 23, 29, 8, 40, 5),
+    "three axes": Case(3, 9, 14, 64, 64, 3, d=6),
+    "three axes, two column tiles": Case(2, 7, 9, 40, 160, 3, d=5),
+    "three axes, strided": Case(2, 10, 13, 64, 128, 3, 2, d=8),
+    "three axes, strided to few channels": Case(2, 9, 12, 48, 40, 3, 2, d=7),
+    "three axes, strided without filter": Case(2, 8, 10, 64, 128, 1, 2, d=6),
+    "three axes, an image's channels": Case(2, 14, 24, 3, 64, 3, 2, d=6),
 }
 
 
+def _convolution(x: Tensor, w: Tensor, b: Tensor | None, stride: int, pad: int) -> Tensor:
+    return (F.conv2d if x.dim() == 4 else F.conv3d)(x, w, b, stride, pad)
+
+
 def _forward(x: Tensor, w: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int) -> tuple[Tensor, ...]:
-    y = F.conv2d(x, w, None, stride, pad)
+    y = _convolution(x, w, None, stride, pad)
     found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
     return (y, *found[1:])
 
 
 def _biased(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int) -> tuple[Any, ...]:
-    y = F.conv2d(x, w, b, stride, pad)
+    y = _convolution(x, w, b, stride, pad)
     found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
     return (y, *found[1:])
 
@@ -85,9 +102,15 @@ def _added(
     x: Tensor, w: Tensor, b: Tensor, skip: Tensor, mean: Tensor, variance: Tensor, stride: int, pad: int
 ) -> tuple[Any, ...]:
     """With a program that reads another tensor and needs many registers."""
-    y = F.silu(F.conv2d(x, w, b, stride, pad)) + skip
+    y = F.silu(_convolution(x, w, b, stride, pad)) + skip
     found = aten._native_batch_norm_legit_functional(y, None, None, mean, variance, True, MOMENTUM, EPSILON)
     return (y, *found[1:])
+
+
+def _data_gradient(dy: Tensor, like: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+    axes = dy.dim() - 2
+    arguments = ([stride] * axes, [pad] * axes, [1] * axes, False, [0] * axes, 1, [True, False, False])
+    return aten.convolution_backward(dy, like, w, None, *arguments)[0]
 
 
 def _backward(
@@ -95,8 +118,7 @@ def _backward(
     invstd: Tensor, stride: int, pad: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Through a residual block's end: the gradient of what was added, and batch normalization's."""
-    arguments = ([stride, stride], [pad, pad], [1, 1], False, [0, 0], 1, [True, False, False])
-    dx = aten.convolution_backward(dy, like, w, None, *arguments)[0]
+    dx = _data_gradient(dy, like, w, stride, pad)
     dz = aten.threshold_backward(dx + skip, active, 0)
     found = aten.native_batch_norm_backward(dz, x, weight, None, None, mean, invstd, True, EPSILON, [True, True, True])
     return (dz, *found)
@@ -105,8 +127,7 @@ def _backward(
 def _plain_backward(
     dy: Tensor, like: Tensor, w: Tensor, weight: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, stride: int, pad: int
 ) -> tuple[Tensor, ...]:
-    arguments = ([stride, stride], [pad, pad], [1, 1], False, [0, 0], 1, [True, False, False])
-    dz = aten.convolution_backward(dy, like, w, None, *arguments)[0]
+    dz = _data_gradient(dy, like, w, stride, pad)
     found = aten.native_batch_norm_backward(dz, x, weight, None, None, mean, invstd, True, EPSILON, [True, True, True])
     return (dz, *found)
 
@@ -114,26 +135,26 @@ def _plain_backward(
 def _random(seed: int, *shape: int, offset: float = 0.0, scale: float = 1.0) -> Tensor:
     made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale + offset
     made = made.to(torch.bfloat16)
-    return made.to(memory_format=torch.channels_last).cuda() if made.dim() == 4 else made.cuda()
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return made.to(memory_format=formats.get(made.dim(), torch.contiguous_format)).cuda()
 
 
 def _inputs(case: Case) -> list[list[Tensor]]:
     """Of the five functions above."""
     c, k, pad = case.c, case.k, case.filter // 2
-    p, q = ((size + 2 * pad - case.filter) // case.stride + 1 for size in (case.h, case.w))
-    x = _random(1, case.n, c, case.h, case.w, offset=case.offset)
-    w = _random(
-        2, k, c, case.filter, case.filter, offset=0.25 if case.offset else 0, scale=(c * case.filter**2) ** -0.5
-    )
+    size = [(extent + 2 * pad - case.filter) // case.stride + 1 for extent in case.size]
+    taps = [case.filter] * len(size)
+    x = _random(1, case.n, c, *case.size, offset=case.offset)
+    w = _random(2, k, c, *taps, offset=0.25 if case.offset else 0, scale=(c * math.prod(taps)) ** -0.5)
     bias, running = _random(3, k), [torch.randn(k, device="cuda"), torch.rand(k, device="cuda")]
-    dy = _random(4, case.n, k, p, q)
-    active, skip = (_random(seed, case.n, c, case.h, case.w) for seed in (5, 6))
-    center = x.float().mean((0, 2, 3))
-    invstd = 1 / x.float().std((0, 2, 3), unbiased=False).clamp(1e-3)
+    dy = _random(4, case.n, k, *size)
+    active, skip = (_random(seed, case.n, c, *case.size) for seed in (5, 6))
+    center = _by_channel(x.float()).mean(1)
+    invstd = 1 / _by_channel(x.float()).std(1, unbiased=False).clamp(1e-3)
     return [
         [x, w, *running],
         [x, w, bias, *running],
-        [x, w, bias, _random(7, case.n, k, p, q), *running],
+        [x, w, bias, _random(7, case.n, k, *size), *running],
         [dy, x, w, active, skip, torch.ones_like(center), x, center, invstd],
         [dy, x, w, torch.ones_like(center), x, center, invstd],
     ]
@@ -197,10 +218,15 @@ def apart(inputs: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, ...]]]:
     return _compiled(False)(inputs)
 
 
+def _by_channel(x: Tensor) -> Tensor:
+    """A row for each channel."""
+    return x.movedim(1, 0).flatten(1)
+
+
 def _statistics(y: Tensor, running: list[Tensor]) -> list[Tensor]:
-    wide = y.double()
-    count = y.numel() // y.shape[1]
-    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3), unbiased=False)
+    wide = _by_channel(y.double())
+    count = wide.shape[1]
+    mean, variance = wide.mean(1), wide.var(1, unbiased=False)
     unbiased = variance * count / (count - 1)
     moved = [MOMENTUM * new + (1 - MOMENTUM) * old.double() for new, old in zip((mean, unbiased), running, strict=True)]
     return [mean, (variance + EPSILON).rsqrt(), *moved]
@@ -208,9 +234,10 @@ def _statistics(y: Tensor, running: list[Tensor]) -> list[Tensor]:
 
 def _gradients(dz: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, absolute: bool = False) -> list[Tensor]:
     """Sums over the rows: of dz * xhat and dz, or of their absolute values."""
-    normalized = (x.double() - mean.double()[:, None, None]) * invstd.double()[:, None, None]
-    addends = [dz.double() * normalized, dz.double()]
-    return [(each.abs() if absolute else each).sum((0, 2, 3)) for each in addends]
+    normalized = (_by_channel(x.double()) - mean.double()[:, None]) * invstd.double()[:, None]
+    wide = _by_channel(dz.double())
+    addends = [wide * normalized, wide]
+    return [(each.abs() if absolute else each).sum(1) for each in addends]
 
 
 def _errors(results: list[tuple[Tensor, ...]], inputs: list[list[Tensor]]) -> dict[str, float]:
@@ -218,7 +245,7 @@ def _errors(results: list[tuple[Tensor, ...]], inputs: list[list[Tensor]]) -> di
     errors: dict[str, float] = {}
     for name, (y, *own), given in zip(("plain", "bias", "added"), results[:3], inputs[:3], strict=True):
         wanted = _statistics(y, given[-2:])
-        deviation = y.double().std((0, 2, 3), unbiased=False)
+        deviation = _by_channel(y.double()).std(1, unbiased=False)
         sizes = [deviation + wanted[0].abs(), wanted[1], *(1 + each.abs() for each in wanted[2:])]
         for what, a, b, size in zip(("mean", "invstd", "running", "variance"), own, wanted, sizes, strict=True):
             errors[f"{name} {what}"] = float(((a.double() - b) / size).abs().max())

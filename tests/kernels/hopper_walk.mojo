@@ -40,14 +40,14 @@ from kernels.convolution.sm90.plan import (
     dgrad_phases,
     fprop_phase,
 )
-from kernels.convolution.sm90.choice import TILE_SHAPES
+from kernels.convolution.sm90.choice import TILE_256X64_OF_TAPS, TILE_SHAPES
 from kernels.convolution.sm90.producer import (
     StageWalk,
     TapWalk,
     locate,
     source_of,
 )
-from kernels.convolution.sm90.store import result_row
+from kernels.convolution.sm90.store import is_stored, result_row
 from kernels.convolution.sm90.tile import TileShape
 
 comptime _ROOM = 16
@@ -84,29 +84,56 @@ def _walk(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         _collect(p, dgrad, plan, index, 0, 1, seen, rows)
     _check_rows(p, dgrad, rows^)
     _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+    if len(phases) == 1:
+        _walk_shared_taps(p, dgrad, phases[0])
     comptime for i in range(len(TILE_SHAPES)):
         comptime if TILE_SHAPES[i].cluster == 1:
             _check_tiles[TILE_SHAPES[i]](p, dgrad, phases)
     return len(phases)
 
 
-def _collect(
+def _walk_shared_taps(
+    p: ConvolutionProblem, dgrad: Bool, phase: Im2colPhase
+) raises:
+    """The same where stages serve all taps along W."""
+    comptime shape = TILE_SHAPES[TILE_256X64_OF_TAPS]
+    var wider = phase.sharing_taps(p, shape.taps, 1 if dgrad else p.stride_w)
+    if not wider:
+        return
+    _check_boxes(p, dgrad, wider.value())
+    var plan = Im2colPlan[1]()
+    plan.set_launch(p, dgrad=dgrad, tiles=1, column_tiles=1, stage_length=64)
+    plan.set_phase(0, p, wider.value(), 0)
+    plan.set_shared_taps(phase.w.taps)
+    var seen = Dict[Int, Int]()
+    var rows = List[Int]()
+    _collect[1, shape](p, dgrad, plan, 0, 0, 1, seen, rows)
+    _check_rows(p, dgrad, rows^)
+    _compare(p, dgrad, _source_pixels(p, dgrad), seen)
+
+
+def _collect[
+    room: Int = _ROOM, shape: TileShape = TILE_SHAPES[0]
+](
     p: ConvolutionProblem,
     dgrad: Bool,
-    plan: Im2colPlan[_ROOM],
+    plan: Im2colPlan[room],
     index: Int,
     group: Int,
     groups: Int,
     mut seen: Dict[Int, Int],
     mut rows: List[Int],
 ) raises:
-    """The rows and products of one phase, of one of `groups`."""
+    """The rows and products of one phase, of one of `groups`, as a tile shape has them.
+    """
     var deep = p.is_deep()
     var source_d = p.o if dgrad else p.d
     var source_h = p.p if dgrad else p.h
     var source_w = p.q if dgrad else p.w
     for row in range(Int(plan.phase(index, fields.ROWS))):
-        var place = Int(result_row[_ROOM](plan, index, Int32(row)))
+        if not is_stored[shape=shape](plan, index, Int32(row)):
+            continue
+        var place = Int(result_row[shape=shape](plan, index, Int32(row)))
         if place % groups != group:
             raise Error("another group's result")
         var target = place // groups
@@ -118,16 +145,25 @@ def _collect(
             d += Int(source_of[fields.AXIS_D](plan, index, l))
             h += Int(source_of[fields.AXIS_H](plan, index, j))
             w += Int(source_of[fields.AXIS_W](plan, index, i))
-            # What lies outside arrives as zeros.
-            if 0 <= d < source_d and 0 <= h < source_h and 0 <= w < source_w:
-                var pixel = (
-                    (Int(n) * source_d + d) * source_h + h
-                ) * source_w + w
-                var tap = Int(walk.tap) - group * p.k * p.taps()
-                var key = (target * p.taps() + tap) * _source_pixels(p, dgrad)
-                if key + pixel in seen:
-                    raise Error("a product comes twice")
-                seen[key + pixel] = 1
+            var tap = Int(walk.tap) - group * p.k * p.taps()
+            for _ in range(max(Int(plan.shared_taps()), 1)):
+                # What lies outside arrives as zeros.
+                if (
+                    0 <= d < source_d
+                    and 0 <= h < source_h
+                    and 0 <= w < source_w
+                ):
+                    var pixel = (
+                        (Int(n) * source_d + d) * source_h + h
+                    ) * source_w + w
+                    var key = (target * p.taps() + tap) * _source_pixels(
+                        p, dgrad
+                    )
+                    if key + pixel in seen:
+                        raise Error("a product comes twice")
+                    seen[key + pixel] = 1
+                w += 1
+                tap += Int(plan.tap_step(fields.AXIS_W))
             walk.advance(plan, index)
 
 

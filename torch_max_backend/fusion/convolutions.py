@@ -24,7 +24,13 @@ from torch_max_backend.fusion.program import (
 from torch_max_backend.fusion.terms import Leaf, in_memory, is_view
 from torch_max_backend.mojo_ops.convolution import Geometry
 from torch_max_backend.mojo_ops.functions import is_hopper
-from torch_max_backend.mojo_ops.fused_convolution import FusedKernel, FusedPass, narrow_columns, phases_in_store
+from torch_max_backend.mojo_ops.fused_convolution import (
+    FusedKernel,
+    FusedPass,
+    narrow_columns,
+    phases_in_store,
+    shared_taps,
+)
 from torch_max_backend.typed_graph.operations import Call, Value, Word, words_of
 
 _LARGE_BYTES = 4 * 2**20
@@ -226,8 +232,10 @@ def _hopper_kernel(value: Value, call: Call) -> FusedKernel:
     most_phases = _phases_in_store(value)
     _, geometry = _convolution(value)
     assert most_phases is not None
-    narrow = narrow_columns(_pass_of(call), geometry, *_shapes(call))
-    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, most_phases)
+    result, a, w = _shapes(call)
+    narrow = narrow_columns(_pass_of(call), geometry, result, a, w)
+    taps = shared_taps(geometry, a, w) if narrow else 1
+    return FusedKernel(_pass_of(call), value.dtype, call.function.symbol, "gpu", narrow, taps, most_phases)
 
 
 def _cpu_kernel(value: Value, call: Call) -> FusedKernel:

@@ -49,9 +49,9 @@ _CASTS = frozenset({"_to_copy", "convert_element_type", "clone"})
 """Ops that name a program only where it has no others."""
 _LONGEST_NAME = 60
 """Letters of the ops in a generated function's name."""
-_PARTS_OVER_COLUMNS = 2
-"""Vectors that a GPU's thread reads at once where columns are reduced: their sums, and numbers of each column, take
-registers too."""
+_FEW_PARTS = 2
+"""Vectors that a GPU's thread reads at once where a program is heavy, or columns are reduced: their sums, and numbers
+of each column, take registers, too."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MAX_INPUTS = 12
@@ -307,8 +307,8 @@ def _over_all(
     ways, asked = ways_of(terms, loops, vector, target), asked_of(terms, loops, vector, target)
     parts = parts_of(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
-    if reduction is not None and not reduction.rows:
-        parts = min(parts, _PARTS_OVER_COLUMNS)
+    if _is_heavy(terms) or (reduction is not None and not reduction.rows):
+        parts = min(parts, _FEW_PARTS)
     return Program(
         entry,
         target,
@@ -446,7 +446,7 @@ def generate_epilogue(terms: Terms, loops: LoopNest, handed: Leaf, convolution: 
 
 
 def _is_heavy(terms: Terms) -> bool:
-    """Whether a vector of the program needs so many registers that a convolution's store runs it on few at a time."""
+    """Whether a vector of the program needs so many registers that few are computed at a time."""
     return any(not isinstance(step, Leaf) and step.name in _HEAVY for step in terms.steps)
 
 

@@ -88,11 +88,6 @@ class Geometry(functions.Facts):
         own = self.groups, self.workspace_limit, self.allow_tf32, self.taps_inside
         return [*self.stride, *self.dilation, *self.padding, *own, 0, 0]
 
-    @property
-    def phases(self) -> int:
-        """How many of a data gradient's pixels, in H and W, read different taps."""
-        return self.stride[1] * self.stride[2]
-
     def group_channels(self, w: TensorValue) -> Dim:
         """The extent C/groups of a filter."""
         return w.shape[1 if self.taps_inside else 4]

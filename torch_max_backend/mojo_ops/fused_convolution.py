@@ -8,6 +8,7 @@ forecast of it here; tests hold both together. A forecast that fails costs time,
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -28,12 +29,14 @@ NARROW: int = 64
 _MAX_PHASES = (1, 8, 16)
 """The numbers of phases that Hopper's kernels are compiled for: 1 without strides, then FEW_PHASES and MAX_PHASES of
 kernels/convolution/sm90/gemm.mojo."""
+_SHARED_TAPS = 3
+"""Of TILE_256X64_OF_TAPS in kernels/convolution/sm90/choice.mojo."""
 _ROW_BYTES = 16
 """Rows of channels of a multiple of this are read as they lie in memory."""
 _STAGE = 64
 """Reduction elements of a pipeline stage."""
-_FEW_IN_BLOCK = 32
-"""As kernels/convolution/sm90/dispatch.mojo has it."""
+_FEW_IN_BLOCK, _FEW_OF_THREE_AXES = 32, 32
+"""As kernels/convolution/sm90/dispatch.mojo has them."""
 
 READ_AHEAD: int = 2
 """SLOTS of kernels/convolution/sm90/beside.mojo, of which sums take one."""
@@ -56,6 +59,7 @@ class FusedKernel:
         plain: the symbol of the convolution's own library function, for what the kernel does not take.
         target: MAX's word for the kind of device; what follows is for Hopper alone.
         narrow: ``NARROW``, or 0 for any number of channels.
+        taps: how many taps along W share what is copied.
         max_phases: of a data gradient that it computes.
         heavy: a vector of the program needs many registers.
         ahead: the numbers of the program's operands that are read before it runs, READ_AHEAD at most: they have the
@@ -70,6 +74,7 @@ class FusedKernel:
     plain: str
     target: Literal["cpu", "gpu"] = "gpu"
     narrow: int = 0
+    taps: int = 1
     max_phases: int = 1
     heavy: bool = False
     ahead: tuple[int, ...] = ()
@@ -88,7 +93,8 @@ class FusedKernel:
         dtype, plain = f"DType.{self.dtype.name}", f'"{self.plain}"'
         if self.target == "cpu":
             return f"{dtype}, {plain}"
-        kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.max_phases}, {plain}, {self.heavy}"
+        kind = f"{dtype}, {_PASSES[self.which]}, {self.narrow}, {self.taps}"
+        kind += f", {self.max_phases}, {plain}, {self.heavy}"
         kind += f", {sum(1 << number for number in self.ahead)}"
         sums = f', {STORED_SUMS[self.sums]}, "{self.plain_sums}", {self.has_program}' if self.sums else ""
         return kind + sums
@@ -142,14 +148,14 @@ def shapes(named: Mapping[str, Any]) -> list[list[int]]:
 @beartype
 def makes_in_place(dtype: DType, geometry: Geometry, result: Sequence[int]) -> bool:
     """Whether Hopper's implicit matrix products write a result, or read a gradient, as it lies: of 16 bits, one group,
-    two axes, and rows of channels that are whole numbers of 16 bytes. What else they read they may copy first.
+    and rows of channels that are whole numbers of 16 bytes. What else they read they may copy first.
 
     Args:
         dtype: of all tensors.
         geometry: of the convolution.
         result: the shape of the activation, of rank 5.
     """
-    whole = result[1] == 1 and result[4] * dtype.size_in_bytes % _ROW_BYTES == 0
+    whole = result[4] * dtype.size_in_bytes % _ROW_BYTES == 0
     return dtype in NARROW_FLOATS and geometry.groups == 1 and whole
 
 
@@ -173,13 +179,17 @@ def phases_in_store(
         w: of the filter.
 
     Returns:
-        None where no such kernel takes the convolution: it has groups, three axes, 32 or 64 bits, a result whose rows
-        of channels begin at odd addresses, or larger strides, or another kernel is much faster.
+        None where no such kernel takes the convolution: it has groups, 32 or 64 bits, a result whose rows of channels
+        begin at odd addresses, or larger strides, or another kernel is much faster.
     """
-    if w[1] != 1 or a[1] != 1 or not makes_in_place(dtype, geometry, result):
+    if not makes_in_place(dtype, geometry, result):
+        return None
+    deep = result[1] != 1 or a[1] != 1 or w[1] != 1 or geometry.padding[0] != 0
+    if deep and max(result[4], a[4]) <= _FEW_OF_THREE_AXES:
         return None
     # A forward pass has one phase; with strides that are larger still it is rare.
-    most = next((most for most in _MAX_PHASES if geometry.phases <= most), None)
+    phases = math.prod(geometry.stride if deep else geometry.stride[1:])
+    most = next((most for most in _MAX_PHASES if phases <= most), None)
     if which == "conv_fprop":
         return None if most is None else _MAX_PHASES[0]
     if not makes_in_place(dtype, geometry, a):
@@ -207,6 +217,16 @@ def narrow_columns(
     """
     folds = which == "conv_fprop" and geometry.dilation[2] == 1 and w[3] > 1 and _folds(w[3], a[4])
     return NARROW if result[4] <= NARROW and not folds else 0
+
+
+@beartype
+def shared_taps(geometry: Geometry, a: Sequence[int], w: Sequence[int]) -> int:
+    """The entries' parameter ``taps`` for a convolution with a narrow result: the taps along W that copies serve, or 1.
+
+    Arguments are as in ``phases_in_store``. Few channels are taken in blocks of pixels.
+    """
+    alike = geometry.stride == (1, 1, 1) and geometry.dilation[2] == 1
+    return _SHARED_TAPS if alike and w[3] == _SHARED_TAPS and a[4] > _FEW_IN_BLOCK else 1
 
 
 def _folds(taps: int, channels: int) -> bool:

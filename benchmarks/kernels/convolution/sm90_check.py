@@ -45,7 +45,7 @@ DTYPES = {"bfloat16": DType.bfloat16, "float16": DType.float16, "float32": DType
 """float32 is TF32, and has no wgrad here."""
 ERRORS = {"bfloat16": 4e-3, "float16": 4e-3, "float32": 4.5e-4}
 """Largest ||result - float64's|| / ||float64's||; factors cut to TF32 and not rounded would make 7e-4."""
-TILE_SHAPES = {"bfloat16": range(6), "float16": range(6), "float32": (0, 2, 3)}
+TILE_SHAPES = {"bfloat16": range(7), "float16": range(7), "float32": (0, 2, 3, 6)}
 """The tile shapes of fprop and dgrad; kernels/convolution/sm90/choice.mojo lists them."""
 WGRAD_TILES = ((128, 256), (64, 192), (128, 192), (128, 128), (128, 64))
 SPLIT_STEPS = {1}

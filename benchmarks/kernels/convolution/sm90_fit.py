@@ -25,7 +25,9 @@ PROCESSORS = 132
 BYTE = 1 / 4.27e6
 """Microseconds to move one byte at the measured copy bandwidth."""
 CACHE_BYTES = 45e6
-TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 192), (128, 256))
+TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 192), (128, 256), (256, 64))
+OF_TAPS = 6
+"""The shape whose stages serve three taps."""
 MEASURED = ROOT / "kernels" / "convolution" / "sm90" / "measured.mojo"
 TILE_COSTS = ("step", "tile", "traffic")
 WGRAD_COSTS = {
@@ -78,11 +80,21 @@ def products(passing: str, p: Problem) -> list[tuple[int, int]]:
     return result
 
 
+def with_shared_taps(passing: str, p: Problem) -> list[tuple[int, int]]:
+    """``products`` for stages that serve three taps along W; as they are where those do not exist."""
+    width = p.q if passing == "fprop" else p.w
+    found = products(passing, p)
+    if not 1 < p.s <= 3 or p.stride != 1 or p.dilation != 1 or width < 2 * (p.s - 1):
+        return found
+    return [(rows // width * (width + p.s - 1), stages // p.s) for rows, stages in found]
+
+
 def tile_us(passing: str, p: Problem, shape: int, step: float, tile: float, traffic: float) -> float:
     rows, columns = TILES[shape]
     across = math.ceil((p.k if passing == "fprop" else p.c) / columns)
-    counts = [math.ceil(count / rows) * across for count, _ in products(passing, p)]
-    each = [steps * step + tile for _, steps in products(passing, p)]
+    walked = (with_shared_taps if shape == OF_TAPS else products)(passing, p)
+    counts = [math.ceil(count / rows) * across for count, _ in walked]
+    each = [steps * step + tile for _, steps in walked]
     if len(counts) == 1:
         time = math.ceil(counts[0] / PROCESSORS) * each[0]
     else:

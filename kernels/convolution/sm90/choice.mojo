@@ -17,13 +17,16 @@ from .tile import TileShape
 from .wgrad_plan import PANEL, WgradChoice, WgradShape
 
 
-comptime TILE_SHAPES: Array[TileShape, 6] = [
+comptime TILE_SHAPES: Array[TileShape, 7] = [
     TileShape(row_blocks=1, columns=256, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=2, columns=128, stages=6, cluster=1, alternate=True),
     TileShape(row_blocks=2, columns=64, stages=4, cluster=1, alternate=False),
     TileShape(row_blocks=1, columns=192, stages=5, cluster=1, alternate=False),
     TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
+    TileShape(
+        row_blocks=4, columns=64, stages=3, cluster=1, alternate=True, taps=3
+    ),
 ]
 
 # Their places in TILE_SHAPES, by rows and columns.
@@ -35,6 +38,8 @@ comptime TILE_256X64 = 3
 comptime TILE_128X192 = 4
 comptime TILE_128X256_PAIRED = 5
 """The two blocks of a cluster share each filter tile by multicast."""
+comptime TILE_256X64_OF_TAPS = 6
+"""Copies serve three taps along W."""
 
 comptime WGRAD_SHAPES: Array[WgradShape, 5] = [
     WgradShape(row_blocks=1, columns=256, stages=4, split_steps=False),
@@ -72,6 +77,20 @@ struct Product(ImplicitlyCopyable):
     """Pipeline stages."""
     var short_steps: Int
     """Number of these stages that are short."""
+    var line: Int
+    """Rows of a line along W."""
+    var shared_taps: Int
+    """Taps along W that a stage can serve."""
+
+    def sharing_taps(self) -> Self:
+        """Returns the product with stages that serve these taps."""
+        return Self(
+            self.rows // max(self.line, 1) * (self.line + self.shared_taps - 1),
+            self.steps // self.shared_taps,
+            0,
+            self.line,
+            1,
+        )
 
 
 def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
@@ -79,18 +98,19 @@ def _tensor_bytes(p: ConvolutionProblem, element: Int = 2) -> Float64:
 
 
 def is_compiled[dtype: DType](shape: Int) -> Bool:
-    """Returns whether the tile shape of this index exists for the type. Of float32 three exist: a kernel takes time to
+    """Returns whether the tile shape of this index exists for the type. Of float32 four exist: a kernel takes time to
     compile, and the prediction of TILE_256X128 is the best one for results of 128 channels alone, by 10 % at most.
     """
     return 0 <= shape < comptime (len(TILE_SHAPES)) and (
         dtype != DType.float32
-        or shape in (TILE_128X256, TILE_128X128, TILE_256X64)
+        or shape
+        in (TILE_128X256, TILE_128X128, TILE_256X64, TILE_256X64_OF_TAPS)
     )
 
 
 def takes_strides(shape: Int) -> Bool:
     """Returns whether the tile shape exists for data gradients with strides."""
-    return shape not in (TILE_128X192, TILE_128X256_PAIRED)
+    return shape not in (TILE_128X192, TILE_128X256_PAIRED, TILE_256X64_OF_TAPS)
 
 
 def tile_cost[dtype: DType, shape: Int]() -> TileCost:
@@ -138,6 +158,18 @@ def tile_time(
 ) -> Float64:
     """Returns the predicted time of a tile shape; `element` is the bytes of an element, `sums` whether it makes sums
     over columns."""
+    var taps = products[0].shared_taps if shape.taps > 1 else 1
+    if taps > 1:
+        return tile_time(
+            shape,
+            cost,
+            [products[0].sharing_taps()],
+            columns,
+            problem,
+            processors,
+            element,
+            sums,
+        )
     var column_tiles = ceildiv(columns, shape.columns)
     var odd = problem.c * element % 32 != 0 or problem.k * element % 32 != 0
     var phases = len(products)
@@ -145,7 +177,7 @@ def tile_time(
     if phases > 1 or not shape.keeps_filter(
         products[0].steps, processors // shape.cluster, column_tiles
     ):
-        copied += shape.columns // shape.cluster
+        copied += shape.taps * shape.columns // shape.cluster
     var copy = Float64(copied) * (_UNALIGNED_ROW if odd else _ROW)
     var step = max(cost.step, copy)
     var work = 0.0

@@ -20,13 +20,11 @@ from ...common.ptx import named_barrier_sync, syncwarp
 from ...common.widening import wide
 from ...normalization.folded_rows import Moments
 from ..passes import MOMENTS, PRODUCTS
-from .tile import PANEL_COLUMNS
+from .tile import CONSUMER_BARRIER, CONSUMER_THREADS, PANEL_COLUMNS
 
 comptime _Vector = SIMD[DType.float32, 8]
 comptime _WARPS = 4
 """Warps of a consumer."""
-comptime _FIRST_BARRIER = 3
-"""Number of the first named barrier of the two consumers; the kernel has those before."""
 
 
 @always_inline
@@ -189,7 +187,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
         # All lanes have read what the warp has staged.
         syncwarp()
         self._put_down(staging + thread // 32 * UInt32(warp_bytes), thread % 32)
-        named_barrier_sync(_FIRST_BARRIER + consumer, Int32(32 * _WARPS))
+        named_barrier_sync(CONSUMER_BARRIER + consumer, CONSUMER_THREADS)
         if thread < UInt32(width):
             var total = Self._taken_up(staging, thread)
             comptime for other in range(1, _WARPS):
@@ -209,7 +207,7 @@ struct ColumnSums[dtype: DType, kind: Int, columns: Int]:
                     partials[
                         unsafe_offset=slots * 2 * Int(width) + slot
                     ] = Float32(total.count)
-        named_barrier_sync(_FIRST_BARRIER + consumer, Int32(32 * _WARPS))
+        named_barrier_sync(CONSUMER_BARRIER + consumer, CONSUMER_THREADS)
         self = Self()
 
 

@@ -9,7 +9,7 @@ from ..problem import ConvolutionProblem
 from .aligned import AS_IT_IS, depth_of, recast_of
 from .exchanged import can_exchange, exchanged
 from .fused_col2im import FusedCol2im
-from .gemm import Gemm, compiles_fused
+from .gemm import Gemm, compiles_fused, phases_at_most
 from .grouped import GroupedGemm
 from .plan import STAGE_LENGTH
 from .small_product import SmallProduct, is_small_product
@@ -119,10 +119,12 @@ def runs_fused[
     comptime if compiles_fused[dtype, pass_]():
         comptime vector = 16 // size_of[dtype]()
         var result, source = (p.k, p.c) if pass_ == FPROP else (p.c, p.k)
-        if p.is_deep() or result % vector != 0:
+        if result % vector != 0:
+            return False
+        if p.is_deep() and max(p.c, p.k) <= _FEW_OF_THREE_AXES:
             return False
         comptime if pass_ == DGRAD:
-            if source % vector != 0 or p.stride_h * p.stride_w > max_phases:
+            if source % vector != 0 or phases_at_most(p) > max_phases:
                 return False
             if _is_exchanged_with_few(p):
                 return False

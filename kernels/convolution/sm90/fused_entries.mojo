@@ -52,6 +52,7 @@ def conv_pointwise_sums[
     dtype: DType,
     pass_: Int,
     narrow: Int,
+    taps: Int,
     max_phases: Int,
     plain: StaticString,
     heavy: Bool,
@@ -73,7 +74,8 @@ def conv_pointwise_sums[
     pass over that follows, and by the library function `plain_sums`. Without a program the result is the convolution's
     own.
 
-    A `narrow` result has so many channels at most, with 0 any number. It has `max_phases` phases at most. A `heavy`
+    A `narrow` result has so many channels at most, with 0 any number; its kernel is made for filters of some `taps`
+    along W, or takes one at a time. It has `max_phases` phases at most. A `heavy`
     program needs many registers for a vector. Of the program's operands those whose bit is set in `ahead` lie as the
     result does, are of its type, and are read before the program runs; SLOTS at most, with what sums read.
     """
@@ -91,7 +93,7 @@ def conv_pointwise_sums[
         is_fused = call.is_aligned() and runs_fused[dtype, pass_, max_phases](
             ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         )
-    var recast = fused_recast[dtype, pass_, narrow, sums](
+    var recast = fused_recast[dtype, pass_, narrow, taps, sums](
         problem
     ) if is_fused else AS_IT_IS
     # What the kernel takes for a row of the result.
@@ -189,6 +191,7 @@ def conv_pointwise_sums[
         dtype,
         pass_,
         narrow,
+        taps,
         max_phases,
         heavy,
         slots,
@@ -206,7 +209,7 @@ def conv_pointwise_sums[
                 if has_program or sums_are_worth_it[pass_, narrow](
                     problem, recast, ctx
                 ):
-                    var slots = slots_of_sums[pass_, narrow](
+                    var slots = slots_of_sums[pass_, narrow, taps](
                         problem, recast, ctx
                     )
                     var buffer = scratch[DType.float32](ctx, slots.elements())
@@ -245,6 +248,7 @@ comptime conv_pointwise[
     dtype: DType,
     pass_: Int,
     narrow: Int,
+    taps: Int,
     max_phases: Int,
     plain: StaticString,
     heavy: Bool,
@@ -262,6 +266,7 @@ comptime conv_pointwise[
     dtype,
     pass_,
     narrow,
+    taps,
     max_phases,
     plain,
     heavy,

@@ -22,6 +22,7 @@ from .aligned import (
 )
 from .choice import (
     TILE_128X128,
+    TILE_256X64_OF_TAPS,
     TILE_SHAPES,
     WGRAD_SHAPES,
     Product,
@@ -143,7 +144,7 @@ def gemm_refusal[
             t" {p.workspace_limit}"
         )
     comptime if pass_ == DGRAD:
-        if _strides(p) > MAX_PHASES:
+        if phases_at_most(p) > MAX_PHASES:
             return String(
                 t"stride {p.stride_d}x{p.stride_h}x{p.stride_w} makes more"
                 t" than {MAX_PHASES} phases"
@@ -167,34 +168,33 @@ def gemm_refusal[
     return None
 
 
-def _strides(p: ConvolutionProblem) -> Int:
-    """Returns the product of the strides, an upper bound of a data gradient's phases.
+def phases_at_most(p: ConvolutionProblem) -> Int:
+    """Returns the product of the strides, which a data gradient's phases do not exceed.
     """
     return (p.stride_d if p.is_deep() else 1) * p.stride_h * p.stride_w
 
 
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
+    comptime most_taps = TILE_SHAPES[TILE_256X64_OF_TAPS].taps
     var products = List[Product]()
     comptime stage = stage_length[dtype]()
     var depth = p.c if pass_ == FPROP else p.k
     var short = 1 if ends_short(depth, stage) else 0
-    comptime if pass_ == FPROP:
+    var phases = [fprop_phase(p)] if pass_ == FPROP else dgrad_phases(p)
+    var source_step = p.stride_w if pass_ == FPROP else 1
+    for phase in phases:
+        var shares = len(phases) == 1 and Bool(
+            phase.sharing_taps(p, most_taps, source_step)
+        )
         products.append(
             Product(
-                p.output_pixels(),
-                p.taps() * ceildiv(depth, stage),
-                p.taps() * short,
+                p.n * phase.pixels(),
+                phase.taps() * ceildiv(depth, stage),
+                phase.taps() * short,
+                phase.w.extent,
+                phase.w.taps if shares else 1,
             )
         )
-    else:
-        for phase in dgrad_phases(p):
-            products.append(
-                Product(
-                    p.n * phase.pixels(),
-                    phase.taps() * ceildiv(depth, stage),
-                    phase.taps() * short,
-                )
-            )
     return products^
 
 
@@ -278,7 +278,7 @@ def _run[
         columns,
         problem,
         processors,
-        strided=pass_ == DGRAD and _strides(problem) > 1,
+        strided=pass_ == DGRAD and phases_at_most(problem) > 1,
     )
     if not is_compiled[dtype](chosen):
         raise Error(t"Hopper convolution: no tile shape {chosen}")
@@ -370,7 +370,7 @@ def _launch_dgrad[
     """Launches the kernel with room for the problem's phases, in another shape where this one is not `strided`.
     """
     comptime other = shape if strided else TILE_SHAPES[TILE_128X128]
-    var phases = _strides(problem)
+    var phases = phases_at_most(problem)
     if phases == 1:
         launch_dgrad[dtype, shape, 1](dx, dy, w, problem, ctx)
     elif phases <= FEW_PHASES:
@@ -388,28 +388,30 @@ def compiles_fused[dtype: DType, pass_: Int]() -> Bool:
     return compiles_for[dtype, pass_]() and dtype != DType.float32
 
 
-def _fused_shape(narrow: Int, heavy: Bool, slots: Int) -> TileShape:
-    """Returns the one shape for narrow results, or that for the rest: every op with an epilogue of its own is compiled
-    for itself. In both a warpgroup multiplies while the other stores. Where the store reads `slots` tensors, what is
-    under way of them takes the room of two stages.
+def _fused_shape(narrow: Int, taps: Int, heavy: Bool, slots: Int) -> TileShape:
+    """Returns the one shape for narrow results, that for narrow ones of stages that serve some taps, or that for the
+    rest: every op with an epilogue of its own is compiled for itself. In all of them a warpgroup multiplies while the
+    other stores. Where the store reads `slots` tensors, what is under way of them takes the room of two stages, or what
+    stages of several taps leave.
     """
+    comptime of_taps = TILE_SHAPES[TILE_256X64_OF_TAPS]
     comptime wide = TILE_SHAPES[TILE_128X128]
-    var stages = 8 if narrow > 0 else wide.stages
-    return TileShape(
-        row_blocks=2,
-        columns=narrow if narrow > 0 else wide.columns,
-        stages=stages - 2 if slots > 0 else stages,
-        cluster=1,
-        alternate=True,
-        heavy=heavy,
-        slots=slots,
-    )
+    var shape = of_taps if taps > 1 else wide
+    if narrow > 0 and taps == 1:
+        shape.columns = narrow
+        shape.stages = 8
+    if slots > 0 and taps == 1:
+        shape.stages -= 2
+    shape.heavy = heavy
+    shape.slots = slots
+    return shape
 
 
 def run_fused[
     dtype: DType,
     pass_: Int,
     narrow: Int,
+    taps: Int,
     max_phases: Int,
     heavy: Bool,
     slots: Int,
@@ -429,11 +431,11 @@ def run_fused[
     """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
     over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
-    `narrow` is 0, or how many channels a result has at most; a dgrad's product of strides is `max_phases` at most. A
+    `narrow` is 0, or how many channels a result has at most; `taps` along W may share a stage. A dgrad's product of strides is `max_phases` at most. A
     `heavy` epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the
     columns of a block.
     """
-    comptime shape = _fused_shape(narrow, heavy, slots)
+    comptime shape = _fused_shape(narrow, taps, heavy, slots)
     comptime if pass_ == FPROP:
         var aligned = aligned_problem[dtype, FPROP](problem, recast)
         var scratch = AlignedCopies[dtype]()
@@ -455,12 +457,12 @@ def run_fused[
 
 
 def fused_recast[
-    dtype: DType, pass_: Int, narrow: Int, sums: Int
+    dtype: DType, pass_: Int, narrow: Int, taps: Int, sums: Int
 ](problem: ConvolutionProblem) -> Recast:
     """Returns how `run_fused` takes a problem: in columns of one tile, without blocks where a factor of each channel is
     asked for."""
     comptime if pass_ == FPROP:
-        comptime columns = _fused_shape(narrow, False, 0).columns
+        comptime columns = _fused_shape(narrow, taps, False, 0).columns
         return recast_of[dtype, FPROP](
             problem, most_columns=0 if sums == PRODUCTS else columns
         )
@@ -491,11 +493,11 @@ def sums_are_worth_it[
 
 
 def slots_of_sums[
-    pass_: Int, narrow: Int
+    pass_: Int, narrow: Int, taps: Int
 ](
     problem: ConvolutionProblem, recast: Recast, ctx: DeviceContext
 ) raises -> Slots:
     """Returns the slots where `run_fused` leaves its sums."""
-    comptime shape = _fused_shape(narrow, False, 0)
+    comptime shape = _fused_shape(narrow, taps, False, 0)
     var p = aligned_problem[DType.bfloat16, pass_](problem, recast).problem
     return slots_of[pass_, shape](p, recast.block, ctx)

@@ -129,7 +129,6 @@ def _multiply_stage[
 ](source_tile: UInt32, filter_tile: UInt32, mut sums: Sums[shape]):
     """Begins the products of a slot with rows of `count` times _STEP_BYTES, as a group; where it `begins`, the sums are
     theirs alone."""
-    comptime fragment = shape.columns // 2
     comptime row_bytes = count * _STEP_BYTES
     var source = k_major_descriptor[row_bytes](source_tile)
     var filter = k_major_descriptor[row_bytes](
@@ -138,23 +137,29 @@ def _multiply_stage[
     wgmma_fence_aligned()
     comptime for kk in range(count):
         comptime filter_step = kk * 2 if filter_k_major else kk * 128
-        comptime for block in range(shape.row_blocks):
+        var filters = WGMMADescriptor[dtype](filter + Int64(filter_step))
+        comptime for block in range(shape.products()):
+            var rows = WGMMADescriptor[dtype](
+                source + Int64(kk * 2 + block * 64 * row_bytes // 16)
+            )
+            # Operands along the reduction are rows of the first one and columns of the second.
+            comptime along = "row" if shape.filter_first() else "col"
+            comptime across = "col" if shape.filter_first() else "row"
+            comptime filter_layout = along if filter_k_major else across
             sums[block] = wgmma_async[
                 64,
-                shape.columns,
+                shape.product_columns(),
                 _STEP_BYTES // size_of[dtype](),
                 DType.float32,
-                fragment,
+                shape.fragment(),
                 scale_d=0 if begins and kk == 0 else 1,
                 a_type=dtype,
                 b_type=dtype,
-                layout_a="row",
-                layout_b="col" if filter_k_major else "row",
+                layout_a=filter_layout if shape.filter_first() else "row",
+                layout_b="col" if shape.filter_first() else filter_layout,
             ](
-                WGMMADescriptor[dtype](
-                    source + Int64(kk * 2 + block * 64 * row_bytes // 16)
-                ),
-                WGMMADescriptor[dtype](filter + Int64(filter_step)),
+                filters if shape.filter_first() else rows,
+                rows if shape.filter_first() else filters,
                 sums[block],
             )
     wgmma_commit_group_sync()
@@ -177,9 +182,7 @@ def _multiply[
 ) -> Sums[shape]:
     """Multiplies one tile, or the `steps` stages of it from the `first` on: slots of the ring from `place` on. A slot
     is released when the products of the next one are under way."""
-    var sums = Sums[shape](
-        fill=StaticTuple[Float32, shape.columns // 2](fill=0)
-    )
+    var sums = Sums[shape](fill=StaticTuple[Float32, shape.fragment()](fill=0))
     var previous = UInt32(0)
     # Stages until the tap's last one.
     var left = plan.channel_blocks()
@@ -210,7 +213,7 @@ def _multiply[
             + UInt32(shape.source_bytes())
         )
         comptime in_row = ROW_BYTES // _STEP_BYTES
-        # Each way ends its own group of products: behind a branch ptxas would wait for all of them.
+        # Each way ends its own group of products: behind a branch ptxas would wait for all of them. So does each tap.
         if short:
             _multiply_stage[dtype, shape, filter_k_major, in_row // 2, begins](
                 source_tile, filter_tile, sums
@@ -222,6 +225,13 @@ def _multiply[
         comptime if not begins:
             wgmma_wait_group_sync[1]()
             ring.release(previous, by.thread)
+        comptime if shape.taps > 1:
+            for _ in range(1, Int(plan.shared_taps())):
+                source_tile += ROW_BYTES
+                filter_tile += UInt32(shape.filter_bytes())
+                _multiply_stage[dtype, shape, filter_k_major, in_row, False](
+                    source_tile, filter_tile, sums
+                )
         previous = slot
 
     comptime if phases == 1:

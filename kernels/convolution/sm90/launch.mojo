@@ -72,6 +72,20 @@ def _encode_filter[
     maps.encode_tile[dtype, 3](index, ctx, w, sizes, box)
 
 
+def _with_taps[
+    shape: TileShape
+](p: ConvolutionProblem, phase: Im2colPhase, source_step: Int) -> Tuple[
+    Im2colPhase, Int
+]:
+    """Returns the phase as a kernel walks it, and the number of taps along W that its stages serve.
+    """
+    comptime if shape.taps > 1:
+        var wider = phase.sharing_taps(p, shape.taps, source_step)
+        if wider:
+            return wider.value(), phase.w.taps
+    return phase, 1
+
+
 def slots_of[
     pass_: Int, shape: TileShape
 ](problem: ConvolutionProblem, block: Int, ctx: DeviceContext) raises -> Slots:
@@ -83,9 +97,11 @@ def slots_of[
     var column_tiles = ceildiv(columns, step)
     var tiles = 0
     comptime if pass_ == FPROP:
-        tiles = ceildiv(p.output_pixels(), shape.rows())
+        var phase, _ = _with_taps[shape](p, fprop_phase(p), p.stride_w)
+        tiles = ceildiv(p.n * phase.pixels(), shape.rows())
     else:
-        for phase in dgrad_phases(p):
+        for each in dgrad_phases(p):
+            var phase, _ = _with_taps[shape](p, each, 1)
             tiles += ceildiv(p.n * phase.pixels(), shape.rows())
     tiles *= column_tiles
     var walks = 2 * blocks_of(ctx, shape.cluster, tiles)
@@ -119,7 +135,7 @@ def launch_fprop[
     """Launches fprop. Sums of a `kind` over columns go to `partials`, which has room for all of `slots_of`.
     """
     var p = problem
-    var phase = fprop_phase(p)
+    var phase, taps = _with_taps[shape](p, fprop_phase(p), p.stride_w)
     var step = shape.column_step(p.k, True)
     var sizes = IndexList[3](p.c, p.taps(), p.k)
     comptime depth = stage_length[dtype]()
@@ -141,7 +157,7 @@ def launch_fprop[
             phase,
             IndexList[3](p.stride_d, p.stride_h, p.stride_w),
             p.is_deep(),
-            shape.rows(),
+            shape.rows() + taps - 1,
             channels,
         )
 
@@ -155,7 +171,7 @@ def launch_fprop[
             short_maps, 1, ctx, w, sizes, step, depth // 2
         )
     var column_tiles = ceildiv(p.k, step)
-    var rows = p.output_pixels()
+    var rows = p.n * phase.pixels()
     var tiles = (
         ceildiv(ceildiv(rows, shape.rows()), shape.cluster) * column_tiles
     )
@@ -170,6 +186,7 @@ def launch_fprop[
         short_stages=short_stages,
     )
     plan.set_phase(0, p, phase, 0)
+    plan.set_shared_taps(taps)
     var parts = 1
     comptime if shape.may_split(1, kind != NO_SUMS):
         parts = split_parts(
@@ -223,6 +240,11 @@ def launch_dgrad[
     comptime filter_k_major = reads_filter_along_k[dtype]()
     var p = problem
     var products = dgrad_phases(p)
+    var taps = 1
+    comptime if phases == 1:
+        products[0], taps = _with_taps[shape](p, products[0], 1)
+    else:
+        comptime assert shape.taps == 1
     var deep = p.is_deep()
     var step = shape.column_step(p.c, filter_k_major)
     var sizes = IndexList[3](
@@ -248,7 +270,7 @@ def launch_dgrad[
             products[i],
             IndexList[3](1, 1, 1),
             deep,
-            shape.rows(),
+            shape.rows() + taps - 1,
             channels,
         )
 
@@ -262,6 +284,7 @@ def launch_dgrad[
             short_maps, 1, ctx, w, sizes, step, depth // 2
         )
     var plan = Im2colPlan[phases]()
+    plan.set_shared_taps(taps)
     var column_tiles = ceildiv(p.c, step)
     var tiles = 0
     for i in range(phases):

@@ -2,13 +2,14 @@
 
 from .costs import TileCost, WgradCosts
 
-comptime TILE_COSTS: Array[TileCost, 6] = [
+comptime TILE_COSTS: Array[TileCost, 7] = [
     TileCost(step=0.669, tile=2.016, traffic=0.752),
     TileCost(step=0.675, tile=2.209, traffic=1.077),
     TileCost(step=0.375, tile=1.006, traffic=1.049),
     TileCost(step=0.513, tile=1.010, traffic=1.168),
     TileCost(step=0.500, tile=1.600, traffic=1.000),
     TileCost(step=0.669, tile=2.016, traffic=0.752),
+    TileCost(step=1.090, tile=0.300, traffic=1.050),
 ]
 comptime WGRAD_STEP: Array[Float64, 5] = [
     0.643,

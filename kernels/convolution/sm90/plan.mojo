@@ -27,7 +27,8 @@ comptime _OFFSET_STEP = 19
 comptime _COLUMN_STEP = 22
 comptime _ENDS_SHORT = 23
 comptime _SPLIT_BITS = 24
-comptime _HEADER = 25
+comptime _SHARED_TAPS = 25
+comptime _HEADER = 26
 comptime _PHASE = 22
 
 
@@ -73,6 +74,24 @@ struct Im2colAxis(ImplicitlyCopyable):
             min(self.lower, self.upper) >= -corner
             and max(self.lower, self.upper) < corner
             and max(self.offset, last) < 1 << bits
+        )
+
+    def sharing_taps(self) -> Self:
+        """Returns the axis with the tap that reads the first source pixel in place of all, and as many result pixels as
+        there are source pixels: the taps behind it, in steps of `tap_step`, read as many pixels further on. What is
+        computed of the last `taps - 1` pixels is not the result's."""
+        var ascends = self.offset_step > 0
+        var others = self.taps - 1
+        return Self(
+            extent=self.extent + others,
+            first=self.first,
+            taps=1,
+            tap=self.tap if ascends else self.tap + others * self.tap_step,
+            tap_step=self.tap_step if ascends else -self.tap_step,
+            lower=self.lower,
+            offset=0,
+            offset_step=0,
+            upper=self.upper + others,
         )
 
 
@@ -156,6 +175,24 @@ struct Im2colPhase(ImplicitlyCopyable):
 
     def taps(self) -> Int:
         return self.d.taps * self.h.taps * self.w.taps
+
+    def sharing_taps(
+        self, p: ConvolutionProblem, most: Int, source_step: Int
+    ) -> Optional[Self]:
+        """Returns the phase for stages that serve all taps along W, `most` at most. None where neighbouring taps do not
+        read neighbouring pixels, lines are so short that a third of them would not be the result's, or the copy engine
+        does not take the wider ones."""
+        var w = self.w
+        var others = w.taps - 1
+        if not (0 < others < most and 2 * others <= w.extent):
+            return None
+        if abs(w.offset_step) != 1 or source_step != 1:
+            return None
+        var wider = Self(self.d, self.h, w.sharing_taps())
+        var fits = wider.fits_copy_engine(p.is_deep())
+        if not fits or p.n * wider.pixels() >= 1 << 31:
+            return None
+        return wider
 
     def fits_copy_engine(self, deep: Bool) -> Bool:
         """Returns whether the copy engine takes the phase: with three axes a tensor map has 5 bits for each corner and
@@ -265,6 +302,11 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         return self._at(_ENDS_SHORT) != 0
 
     @always_inline
+    def shared_taps(self) -> Int32:
+        """Returns the number of taps along W that a pipeline stage serves."""
+        return self._at(_SHARED_TAPS)
+
+    @always_inline
     def is_deep(self) -> Bool:
         """Returns whether the source's tensor maps have three spatial axes."""
         return self._at(3) != 0
@@ -316,10 +358,16 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
         """Returns batch, depth, height and width of a phase's row, counted in the phase's pixels.
         """
         comptime at = _HEADER + _DIVISORS
-        var line, i = self._divisor(at + 6 + _PHASE * index).divide(row)
+        var line, i = self.line_place(index, row)
         var plane, j = self._divisor(at + 3 + _PHASE * index).divide(line)
         var n, l = self._divisor(at + _PHASE * index).divide(plane)
         return n, l, j, i
+
+    @always_inline
+    def line_place(self, index: Int, row: Int32) -> Tuple[Int32, Int32]:
+        """Returns the line along W of a phase's row, and the place in it."""
+        comptime at = _HEADER + _DIVISORS
+        return self._divisor(at + 6 + _PHASE * index).divide(row)
 
     @always_inline
     def extent(self, index: Int, axis: Int) -> Int32:
@@ -373,6 +421,10 @@ struct Im2colPlan[phases: Int](DevicePassable, ImplicitlyCopyable):
             1 if short_stages and ends_short(depth, stage_length) else 0
         )
         self._set_divisor(_COLUMN_DIVISOR, column_tiles)
+
+    def set_shared_taps(mut self, taps: Int):
+        """Sets the number of taps along W that a pipeline stage serves."""
+        self.data[_SHARED_TAPS] = Int32(taps)
 
     def set_parts(mut self, parts: Int):
         """Sets how many blocks share each tile's reduction, a power of two."""

@@ -299,8 +299,13 @@ def produce[
             var barrier = full + slot * 8
             var source_map = source_maps.address(at.phase)
             var filter_address = filter_map.address(0)
-            var bytes = Int32(shape.source_bytes()) + (
-                0 if has_filter else filter_bytes
+            var rows = Int32(shape.rows())
+            var taps = Int32(1)
+            comptime if shape.taps > 1:
+                taps = plan.shared_taps()
+                rows += taps - 1
+            var bytes = rows * ROW_BYTES + (
+                0 if has_filter else taps * filter_bytes
             )
             comptime if shape.has_short_stages(phases, sums):
                 if walk.is_short(plan):
@@ -326,17 +331,22 @@ def produce[
                 plan.is_deep(),
             )
             if not has_filter:
-                _copy_filter[shape, filter_k_major, stage_length](
-                    source_tile + UInt32(shape.source_bytes()),
-                    filter_address,
-                    barrier,
-                    channel,
-                    walk.taps.tap,
-                    at.column,
-                    share,
-                    panels,
-                    rank,
-                )
+                var filter_tile = source_tile + UInt32(shape.source_bytes())
+                var tap = walk.taps.tap
+                for _ in range(Int(taps)):
+                    _copy_filter[shape, filter_k_major, stage_length](
+                        filter_tile,
+                        filter_address,
+                        barrier,
+                        channel,
+                        tap,
+                        at.column,
+                        share,
+                        panels,
+                        rank,
+                    )
+                    filter_tile += UInt32(shape.filter_bytes())
+                    tap += plan.tap_step(AXIS_W)
             ring_at.advance()
             if ring_at.slot == 0:
                 has_filter = keeps_filter

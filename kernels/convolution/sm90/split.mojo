@@ -16,10 +16,13 @@ from .plan import Im2colPlan
 from .producer import TileOrigin
 from .beside import Epilogue, Reader, read_now
 from .store import Consumer, Sums, result_row
-from .tile import CONSUMERS, TileShape
+from .tile import (
+    CONSUMER_BARRIER,
+    CONSUMER_THREADS,
+    CONSUMERS,
+    TileShape,
+)
 
-comptime MULTIPLIED = 3
-"""The named barrier of a consumer's threads, all of which have read the ring."""
 comptime _PAD = 8
 """Floats of padding behind each row: eight rows that are written together lie in different banks."""
 
@@ -41,7 +44,8 @@ def lay_sums[
 ](ring: UInt32, sums: Sums[shape], by: Consumer[shape]):
     """Writes the sums of the consumer that has multiplied to its ring; called by that consumer: a lane has two columns
     of two rows of every 8 columns."""
-    named_barrier_sync(MULTIPLIED, 128)
+    # All of them have read the ring.
+    named_barrier_sync(CONSUMER_BARRIER, CONSUMER_THREADS)
     comptime for block in range(shape.row_blocks):
         comptime for group in range(shape.columns // 8):
             comptime for half in range(2):
@@ -105,7 +109,9 @@ def store_joined[
                     comptime for i in range(4):
                         total[quarter * 4 + i] += theirs[i]
             var value = total.cast[dtype]()
-            var pixel = Int(result_row(plan, at.phase, at.row + row))
+            var pixel = Int(
+                result_row[shape=shape](plan, at.phase, at.row + row)
+            )
             var channel = Int(at.column + column)
             comptime if epilogue:
                 comptime apply = epilogue.value()

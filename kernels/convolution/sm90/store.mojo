@@ -1,14 +1,13 @@
 """Stores of the tile that a warpgroup has multiplied: through shared memory, so that a lane has 16 bytes of one pixel.
 """
 
-from std.memory import Pointer
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from ...common.async_copy import commit_copies
 from ...common.gpu import VECTOR_BYTES
-from ...common.pointer import Ptr
-from ...common.ptx import store_matrices, syncwarp
+from ...common.pointer import Ptr, Shared
+from ...common.ptx import named_barrier_sync, store_matrices, syncwarp
 from ...common.warpgroup import vector_of
 from . import plan as fields
 from ..passes import MOMENTS
@@ -16,10 +15,16 @@ from .beside import Addresses, Beside, BesideQueue, Epilogue, Factor, Reader
 from .column_sums import ColumnSums, Products
 from .plan import AXIS_D, AXIS_H, AXIS_W, ROW_BYTES, Im2colPlan
 from .producer import TileOrigin
-from .tile import LANE_ROWS, TileShape, pack_pair
+from .tile import (
+    CONSUMER_BARRIER,
+    CONSUMER_THREADS,
+    LANE_ROWS,
+    TileShape,
+    pack_pair,
+)
 
 comptime Sums[shape: TileShape] = StaticTuple[
-    StaticTuple[Float32, shape.columns // 2], shape.row_blocks
+    StaticTuple[Float32, shape.fragment()], shape.products()
 ]
 """A thread's accumulators."""
 
@@ -38,7 +43,7 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
     """
 
     comptime warp_bytes = Self.shape.panels_staged() * _WARP_PANEL
-    """Bytes that each warp stages, its own 16 rows, so that only the warp has to agree."""
+    """Bytes of the 16 rows that each warp stores. Where it has multiplied them, too, only the warp has to agree."""
 
     var index: Int32
     """Index of the warpgroup."""
@@ -58,10 +63,6 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
         return self.thread % 32
 
     @always_inline
-    def warp_staging(self) -> UInt32:
-        return self.staging + self.warp() * UInt32(Self.warp_bytes)
-
-    @always_inline
     def first_block(self) -> UInt32:
         """Returns the first of the consumer's 64-row blocks of a tile."""
         comptime if Self.shape.alternate:
@@ -70,12 +71,24 @@ struct Consumer[shape: TileShape](ImplicitlyCopyable, TrivialRegisterPassable):
 
 
 @always_inline
-def result_row[
-    phases: Int
-](plan: Im2colPlan[phases], phase: Int, row: Int32) -> Int32:
-    """Returns the result's pixel, counted through all of them, of a phase's row.
+def _line_width[phases: Int](plan: Im2colPlan[phases], phase: Int) -> Int32:
+    """Returns how many of a line's rows are the result's, where stages serve several taps.
     """
-    comptime if phases == 1:
+    return plan.extent(phase, AXIS_W) - plan.shared_taps() + 1
+
+
+@always_inline
+def result_row[
+    phases: Int, shape: TileShape
+](plan: Im2colPlan[phases], phase: Int, row: Int32) -> Int32:
+    """Returns the result's pixel, counted through all of them, of a phase's row; of one that is not the result's, the
+    last pixel before it.
+    """
+    comptime if shape.taps > 1:
+        var line, place = plan.line_place(phase, row)
+        var width = _line_width(plan, phase)
+        return line * width + min(place, width - 1)
+    elif phases == 1:
         return row
     else:
         var n, l, j, i = plan.pixel(phase, row)
@@ -96,30 +109,39 @@ def result_row[
 @always_inline
 def _staged_at[
     dtype: DType, shape: TileShape
-](by: Consumer[shape], panel: Int, row: UInt32, chunk: UInt32) -> Pointer[
-    Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED
-]:
-    """Returns the address of 16 bytes of a row that the warp stages. The rows that are written at a time have them in
-    different banks."""
+](
+    by: Consumer[shape], warp: UInt32, panel: Int, row: UInt32, chunk: UInt32
+) -> UInt32:
+    """Returns the address of 16 bytes of a row that a warp stores, one of 16. The rows that are written at a time have
+    them in different banks."""
     var key = row % 8
     comptime if dtype == DType.float32:
         # Half a warp writes two chunks of four rows.
         key = row % 4 * 2 + key // 4
-    return {
-        unsafe_from_address = Int(
-            by.warp_staging()
-            + UInt32(panel * _WARP_PANEL)
-            + row * ROW_BYTES
-            + ((chunk ^ key) * 16)
-        )
-    }
+    return (
+        by.staging
+        + warp * UInt32(by.warp_bytes)
+        + UInt32(panel * _WARP_PANEL)
+        + row * ROW_BYTES
+        + ((chunk ^ key) * 16)
+    )
 
 
 @always_inline
-def _stage[
-    dtype: DType, shape: TileShape, pair: Int
-](sums: StaticTuple[Float32, shape.columns // 2], by: Consumer[shape]):
-    """Stages a warp's 16 rows of the panels that are staged together, as `dtype`.
+def _agree[shape: TileShape](by: Consumer[shape]):
+    """Waits for all who stage what the warp stores: itself, or the whole consumer where the filter comes first.
+    """
+    comptime if shape.filter_first():
+        named_barrier_sync(CONSUMER_BARRIER + by.index, CONSUMER_THREADS)
+    else:
+        syncwarp()
+
+
+@always_inline
+def _stage_rows[
+    dtype: DType, shape: TileShape, block: Int, pair: Int
+](sums: Sums[shape], by: Consumer[shape]):
+    """Stages a warp's own 16 rows of the panels that are staged together, as `dtype`.
     """
     comptime staged = shape.panels_staged()
     var lane = by.lane()
@@ -130,14 +152,16 @@ def _stage[
                 comptime base = ((pair * staged + p) * 4 + q) * 4
                 comptime for half in range(2):
                     var row = lane // 4 + UInt32(half * 8)
-                    _staged_at[dtype, shape](
-                        by, p, row, UInt32(q * 2) + lane % 4 // 2
-                    ).unsafe_offset(Int(lane % 2) * 2).unsafe_store[
-                        alignment=8
-                    ](
-                        0,
+                    var chunk = UInt32(q * 2) + lane % 4 // 2
+                    Shared[dtype](
+                        unsafe_from_address=Int(
+                            _staged_at[dtype](by, by.warp(), p, row, chunk)
+                        )
+                    ).unsafe_store[alignment=8](
+                        Int(lane % 2) * 2,
                         SIMD[DType.float32, 2](
-                            sums[base + half * 2], sums[base + half * 2 + 1]
+                            sums[block][base + half * 2],
+                            sums[block][base + half * 2 + 1],
                         ).cast[dtype](),
                     )
         return
@@ -147,15 +171,52 @@ def _stage[
             comptime base = ((pair * staged + p) * 8 + q * 2) * 4
             var chunk = UInt32(q * 2) + lane // 16
             store_matrices(
-                by.warp_staging()
-                + UInt32(p * _WARP_PANEL)
-                + row * ROW_BYTES
-                + ((chunk ^ (lane % 8)) * 16),
-                pack_pair[dtype](sums[base], sums[base + 1]),
-                pack_pair[dtype](sums[base + 2], sums[base + 3]),
-                pack_pair[dtype](sums[base + 4], sums[base + 5]),
-                pack_pair[dtype](sums[base + 6], sums[base + 7]),
+                _staged_at[dtype](by, by.warp(), p, row, chunk),
+                pack_pair[dtype](sums[block][base], sums[block][base + 1]),
+                pack_pair[dtype](sums[block][base + 2], sums[block][base + 3]),
+                pack_pair[dtype](sums[block][base + 4], sums[block][base + 5]),
+                pack_pair[dtype](sums[block][base + 6], sums[block][base + 7]),
             )
+
+
+@always_inline
+def _stage_columns[
+    dtype: DType, shape: TileShape, block: Int, panel: Int
+](sums: Sums[shape], by: Consumer[shape]):
+    """Stages a warp's 16 columns of a block of 64 rows, as `dtype`, where the filter comes first and they belong to the
+    panel."""
+    comptime assert shape.panels_staged() == 1
+    var lane = by.lane()
+    comptime if dtype == DType.float32:
+        # A panel has the columns of two warps, a lane two rows of two columns of every 8 rows.
+        if by.warp() // 2 != UInt32(panel):
+            return
+        comptime for element in range(32):
+            comptime group = element // 4
+            comptime half = element % 4 // 2
+            var row = UInt32(group % 2 * 8 + element % 2) + lane % 4 * 2
+            var column = by.warp() % 2 * 16 + UInt32(half * 8) + lane // 4
+            Shared[dtype](
+                unsafe_from_address=Int(
+                    _staged_at[dtype](
+                        by, UInt32(group // 2), 0, row, column // 4
+                    )
+                )
+            ).unsafe_store(
+                Int(column % 4), sums[0][block * 32 + element].cast[dtype]()
+            )
+        return
+    var row = lane // 16 * 8 + lane % 8
+    var chunk = by.warp() * 2 + lane // 8 % 2
+    comptime for q in range(4):
+        comptime base = block * 32 + q * 8
+        store_matrices[transposed=True](
+            _staged_at[dtype](by, UInt32(q), 0, row, chunk),
+            pack_pair[dtype](sums[0][base], sums[0][base + 1]),
+            pack_pair[dtype](sums[0][base + 2], sums[0][base + 3]),
+            pack_pair[dtype](sums[0][base + 4], sums[0][base + 5]),
+            pack_pair[dtype](sums[0][base + 6], sums[0][base + 7]),
+        )
 
 
 @always_inline
@@ -164,10 +225,23 @@ def _staged[
 ](by: Consumer[shape], panel: Int, row: UInt32) -> SIMD[
     dtype, vector_of[dtype]()
 ]:
-    """Loads the lane's vector of a row that the warp has staged."""
-    return _staged_at[dtype, shape](by, panel, row, by.lane() % 8).unsafe_load[
-        width=vector_of[dtype](), alignment=16
-    ]()
+    """Loads the lane's vector of a row that the warp stores."""
+    return Shared[dtype](
+        unsafe_from_address=Int(
+            _staged_at[dtype](by, by.warp(), panel, row, by.lane() % 8)
+        )
+    ).unsafe_load[width=vector_of[dtype](), alignment=16]()
+
+
+@always_inline
+def is_stored[
+    phases: Int, shape: TileShape
+](plan: Im2colPlan[phases], phase: Int, row: Int32) -> Bool:
+    """Returns whether a row of a phase is the result's."""
+    var inside = row < plan.phase(phase, fields.ROWS)
+    comptime if shape.taps > 1:
+        inside &= plan.line_place(phase, row)[1] < _line_width(plan, phase)
+    return inside
 
 
 @fieldwise_init
@@ -224,7 +298,9 @@ struct _Pieces[
         comptime for it in range(Self.rows_at_once):
             var row = first_row + Int32((chunk * Self.rows_at_once + it) * 4)
             pixels[it] = Int(
-                result_row(plan, self.at.phase, min(row, self.rows(plan) - 1))
+                result_row[shape=Self.shape](
+                    plan, self.at.phase, min(row, self.rows(plan) - 1)
+                )
             )
         return pixels
 
@@ -316,7 +392,6 @@ def _store_piece[
     comptime rows_at_once = Pieces.rows_at_once
     comptime panels = Pieces.panels
     comptime whole = Pieces.width
-    var rows = tile.rows(plan)
     var end = tile.end(plan)
     var lane = tile.by.lane()
     var values = StaticTuple[SIMD[dtype, whole], panels](
@@ -347,26 +422,40 @@ def _store_piece[
                     value.slice[vector, offset=it * vector]()
                 )
                 products.add(
-                    own if row < rows else SIMD[dtype, 8](0),
+                    own if is_stored[shape=shape](
+                        plan, tile.at.phase, row
+                    ) else SIMD[dtype, 8](0),
                     factors.slice[8, offset=it * 8](),
                 )
         values[n] = value
-    comptime if kind == MOMENTS and block == 0:
-        # No other row is a thread's first one. It is counted with the last panel.
-        if chunk == 0 and column_sums.count == 0 and first_row < rows:
-            comptime for n in range(panels):
-                column_sums.begin[panel + n](
-                    rebind[SIMD[dtype, 8]](values[n].slice[vector]())
-                )
     var columns = Int(plan.columns())
     var first = first_row + Int32(chunk * rows_at_once * 4)
+    comptime if kind == MOMENTS:
+        # A thread's first row is one of the tile's first, or where some are not stored, any. It is counted with the last
+        # panel.
+        comptime some = shape.taps > 1
+        comptime if block == 0 or some:
+            if (chunk == 0 or some) and column_sums.count == 0:
+                comptime for i in range(rows_at_once if some else 1):
+                    comptime it = rows_at_once - 1 - i if some else 0
+                    if is_stored[shape=shape](
+                        plan, tile.at.phase, first + Int32(it * 4)
+                    ):
+                        comptime for n in range(panels):
+                            column_sums.begin[panel + n](
+                                rebind[SIMD[dtype, 8]](
+                                    values[n].slice[
+                                        vector, offset=it * vector
+                                    ]()
+                                )
+                            )
     comptime for it in range(rows_at_once):
-        # Without phases the pixels are the rows: a step instead of a product.
+        # Where the pixels are the rows, a step instead of a product.
         var target = result.unsafe_offset(
-            Int(first) * columns + it * (4 * columns) if phases
-            == 1 else pixels[it] * columns
+            Int(first) * columns + it * (4 * columns) if phases == 1
+            and shape.taps == 1 else pixels[it] * columns
         )
-        if first + Int32(it * 4) < rows:
+        if is_stored[shape=shape](plan, tile.at.phase, first + Int32(it * 4)):
             comptime for n in range(panels):
                 var column = tile.channel(panel + n)
                 var value = values[n].slice[vector, offset=it * vector]()
@@ -406,9 +495,12 @@ def store_tile[
     comptime for block in range(shape.row_blocks):
         var first_row = tile.first_row(block)
         comptime for pair in range(Pieces.pairs):
-            syncwarp()
-            _stage[dtype, shape, pair](sums[block], by)
-            syncwarp()
+            _agree(by)
+            comptime if shape.filter_first():
+                _stage_columns[dtype, shape, block, pair](sums, by)
+            else:
+                _stage_rows[dtype, shape, block, pair](sums, by)
+            _agree(by)
             comptime for part in range(Pieces.staged // Pieces.panels):
                 comptime panel = pair * Pieces.staged + part * Pieces.panels
                 comptime number = (

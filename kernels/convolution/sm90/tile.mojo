@@ -14,13 +14,17 @@ comptime CONSUMERS = 2
 comptime PANEL_COLUMNS = 64
 """Columns of one staged output panel: one swizzled 128-byte row."""
 comptime CONSUMER_THREADS = 128
+comptime CONSUMER_BARRIER = 3
+"""Number of the named barrier of the first consumer's threads; the kernel has those before."""
 comptime LANE_ROWS = 4
 """Rows of which a lane stores a vector each: every fourth one of those that its warp stages."""
-comptime _HEAVY_ROWS = 2
-"""Rows that a heavy program computes at once."""
+comptime _FEW_ROWS = 2
+"""Rows that are computed at once where a program is heavy, or the queue short."""
 comptime _QUEUE_BYTES = 32 * 1024
 """What a consumer may have under way of tensors beside the tile. An H200's memory wants some 40 KB on each of its
 multiprocessors; two consumers have more than that, since they wait at times."""
+comptime _SHORT_QUEUE_BYTES = 19 * 1024
+"""The same beside stages of several taps, whose ring leaves no more."""
 
 
 struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -39,6 +43,9 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     """Whether the store's program needs so many registers that it runs on few vectors at a time."""
     var slots: Int
     """Tensors that the store reads beside the tile (beside.mojo)."""
+    var taps: Int
+    """Taps along W that a stage may serve: it has some rows more, and the filters of all these taps. So narrow a tile's
+    time is that of its copies, not of its products: 3x3 filters of 64 channels have a third of them."""
 
     def __init__(
         out self,
@@ -50,6 +57,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         alternate: Bool,
         heavy: Bool = False,
         slots: Int = 0,
+        taps: Int = 1,
     ):
         self.row_blocks = row_blocks
         self.columns = columns
@@ -58,6 +66,7 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         self.alternate = alternate
         self.heavy = heavy
         self.slots = slots
+        self.taps = taps
 
     def rows(self) -> Int:
         return 64 * self.row_blocks * (1 if self.alternate else CONSUMERS)
@@ -77,12 +86,12 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
     def has_short_stages(self, phases: Int, sums: Bool) -> Bool:
         """Returns whether a kernel takes stages of half a row each: with sums over columns it has no registers for
         that."""
-        return phases == 1 and self.cluster == 1 and not sums
+        return phases == 1 and self.cluster == 1 and self.taps == 1 and not sums
 
     def may_split(self, phases: Int, sums: Bool) -> Bool:
         """Returns whether the blocks of a cluster may share a tile's reduction: one consumer of each multiplies.
         """
-        return self.alternate and phases == 1 and self.cluster == 1 and not sums
+        return self.alternate and self.has_short_stages(phases, sums)
 
     def keeps_filter(self, steps: Int, stride: Int, column_tiles: Int) -> Bool:
         """Returns whether a slot of the ring gets the same stage of the filter in every round, so that it is copied
@@ -95,17 +104,40 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
         )
 
     def source_bytes(self) -> Int:
-        return self.rows() * ROW_BYTES
+        """Returns the bytes of a stage's rows, up to a multiple of the swizzle's 8 rows.
+        """
+        return (self.rows() + (8 if self.taps > 1 else 0)) * ROW_BYTES
 
     def filter_bytes(self) -> Int:
+        """Returns the bytes of one tap's filter."""
         return self.columns * ROW_BYTES
 
     def stage_bytes(self) -> Int:
-        return self.source_bytes() + self.filter_bytes()
+        return self.source_bytes() + self.taps * self.filter_bytes()
+
+    def filter_first(self) -> Bool:
+        """Returns whether a product's first operand is the filter, 64 columns of the result, and its second one all
+        rows of a consumer. A product reads both from shared memory: with rows first it would read the filter again for
+        every 64 rows, which would take longer than the copies that are left."""
+        return self.taps > 1
+
+    def products(self) -> Int:
+        """Returns the number of products that a consumer needs for a step of the reduction.
+        """
+        return 1 if self.filter_first() else self.row_blocks
+
+    def product_columns(self) -> Int:
+        """Returns the extent of a product whose other one is 64."""
+        return 64 * self.row_blocks if self.filter_first() else self.columns
+
+    def fragment(self) -> Int:
+        """Returns the number of registers that a consumer thread has of a product's sums.
+        """
+        return self.product_columns() // 2
 
     def accumulators(self) -> Int:
         """Returns the number of registers that each consumer thread sums in."""
-        return self.row_blocks * self.columns // 2
+        return self.products() * self.fragment()
 
     def panels_staged(self) -> Int:
         """Returns the number of rows of ROW_BYTES that are staged at a time of each row of the tile.
@@ -117,7 +149,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
 
     def rows_at_once(self) -> Int:
         """Returns the number of rows that a lane computes at once."""
-        return _HEAVY_ROWS if self.heavy else LANE_ROWS
+        var few = self.heavy or (self.taps > 1 and self.slots > 1)
+        return _FEW_ROWS if few else LANE_ROWS
 
     def piece_bytes(self) -> Int:
         """Returns the bytes that a consumer reads beside the tile for the rows of a panel that it computes at once.
@@ -136,7 +169,8 @@ struct TileShape(ImplicitlyCopyable, TrivialRegisterPassable):
             * (self.columns // PANEL_COLUMNS)
             * (LANE_ROWS // self.rows_at_once())
         )
-        return min(_QUEUE_BYTES // self.piece_bytes(), pieces)
+        var bytes = _QUEUE_BYTES if self.taps == 1 else _SHORT_QUEUE_BYTES
+        return min(bytes // self.piece_bytes(), pieces)
 
     def queue_bytes(self) -> Int:
         return CONSUMERS * self.queue_depth() * self.piece_bytes()
