@@ -97,7 +97,7 @@ def _walk_shared_taps(
 ) raises:
     """The same where stages serve all taps along W."""
     comptime shape = TILE_SHAPES[TILE_256X64_OF_TAPS]
-    var wider = phase.sharing_taps(p, shape.taps, 1 if dgrad else p.stride_w)
+    var wider = phase.sharing_taps(p, 1 if dgrad else p.stride_w)
     if not wider:
         return
     _check_boxes(p, dgrad, wider.value())

@@ -64,7 +64,12 @@ def _weight_gradients(total: Reduction) -> Iterator[Call]:
         if x.shape is None or dy.shape is None or in_memory(dy) is not in_memory(source):
             continue
         same = dy.shape[4] == source.shape[1] and dy.size == source.size
-        if same and makes_in_place(dy.dtype, reader.facts, dy.shape) and not depends.waits([x], total):
+        if (
+            same
+            and x.shape[1] == dy.shape[1] == 1
+            and makes_in_place(dy.dtype, reader.facts, dy.shape)
+            and not depends.waits([x], total)
+        ):
             yield reader
 
 

@@ -30,7 +30,7 @@ _MAX_PHASES = (1, 8, 16)
 """The numbers of phases that Hopper's kernels are compiled for: 1 without strides, then FEW_PHASES and MAX_PHASES of
 kernels/convolution/sm90/gemm.mojo."""
 _SHARED_TAPS = 3
-"""Of TILE_256X64_OF_TAPS in kernels/convolution/sm90/choice.mojo."""
+"""MOST_SHARED_TAPS of kernels/convolution/sm90/plan.mojo."""
 _ROW_BYTES = 16
 """Rows of channels of a multiple of this are read as they lie in memory."""
 _STAGE = 64

@@ -12,7 +12,7 @@ from std.sys import size_of
 from ..problem import ConvolutionProblem
 from .costs import TileCost
 from .measured import TILE_COSTS, WGRAD_COSTS, WGRAD_STEP
-from .plan import STAGE_LENGTH
+from .plan import MOST_SHARED_TAPS, STAGE_LENGTH
 from .tile import TileShape
 from .wgrad_plan import PANEL, WgradChoice, WgradShape
 
@@ -25,7 +25,12 @@ comptime TILE_SHAPES: Array[TileShape, 7] = [
     TileShape(row_blocks=1, columns=192, stages=5, cluster=1, alternate=False),
     TileShape(row_blocks=1, columns=256, stages=4, cluster=2, alternate=False),
     TileShape(
-        row_blocks=4, columns=64, stages=3, cluster=1, alternate=True, taps=3
+        row_blocks=4,
+        columns=64,
+        stages=3,
+        cluster=1,
+        alternate=True,
+        taps=MOST_SHARED_TAPS,
     ),
 ]
 

@@ -175,7 +175,6 @@ def phases_at_most(p: ConvolutionProblem) -> Int:
 
 
 def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
-    comptime most_taps = TILE_SHAPES[TILE_256X64_OF_TAPS].taps
     var products = List[Product]()
     comptime stage = stage_length[dtype]()
     var depth = p.c if pass_ == FPROP else p.k
@@ -184,7 +183,7 @@ def _products[dtype: DType, pass_: Int](p: ConvolutionProblem) -> List[Product]:
     var source_step = p.stride_w if pass_ == FPROP else 1
     for phase in phases:
         var shares = len(phases) == 1 and Bool(
-            phase.sharing_taps(p, most_taps, source_step)
+            phase.sharing_taps(p, source_step)
         )
         products.append(
             Product(

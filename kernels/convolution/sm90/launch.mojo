@@ -80,7 +80,7 @@ def _with_taps[
     """Returns the phase as a kernel walks it, and the number of taps along W that its stages serve.
     """
     comptime if shape.taps > 1:
-        var wider = phase.sharing_taps(p, shape.taps, source_step)
+        var wider = phase.sharing_taps(p, source_step)
         if wider:
             return wider.value(), phase.w.taps
     return phase, 1

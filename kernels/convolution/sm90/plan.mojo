@@ -20,6 +20,8 @@ comptime ROW_BYTES = 128
 """Bytes of each operand's rows in a pipeline stage: the widest swizzle."""
 comptime STAGE_LENGTH = 64
 """Reduction elements of one pipeline stage of a 16-bit type."""
+comptime MOST_SHARED_TAPS = 3
+"""Taps along W that one pipeline stage serves at most."""
 
 comptime _COLUMN_DIVISOR = 13
 comptime _TAP_STEP = 16
@@ -177,14 +179,14 @@ struct Im2colPhase(ImplicitlyCopyable):
         return self.d.taps * self.h.taps * self.w.taps
 
     def sharing_taps(
-        self, p: ConvolutionProblem, most: Int, source_step: Int
+        self, p: ConvolutionProblem, source_step: Int
     ) -> Optional[Self]:
-        """Returns the phase for stages that serve all taps along W, `most` at most. None where neighbouring taps do not
-        read neighbouring pixels, lines are so short that a third of them would not be the result's, or the copy engine
-        does not take the wider ones."""
+        """Returns the phase for stages that serve all taps along W, MOST_SHARED_TAPS at most. None where neighbouring
+        taps do not read neighbouring pixels, lines are so short that a third of them would not be the result's, or the
+        copy engine does not take the wider ones."""
         var w = self.w
         var others = w.taps - 1
-        if not (0 < others < most and 2 * others <= w.extent):
+        if not (0 < others < MOST_SHARED_TAPS and 2 * others <= w.extent):
             return None
         if abs(w.offset_step) != 1 or source_step != 1:
             return None
