@@ -93,7 +93,7 @@ def conv_pointwise_sums[
         is_fused = call.is_aligned() and runs_fused[dtype, pass_, max_phases](
             ConvolutionTensors(result, a, b, NO_EPILOGUE), problem
         )
-    var recast = fused_recast[dtype, pass_, narrow, taps, sums](
+    var recast = fused_recast[dtype, pass_, narrow, sums](
         problem
     ) if is_fused else AS_IT_IS
     # What the kernel takes for a row of the result.

@@ -430,9 +430,9 @@ def run_fused[
     """Runs fprop or dgrad as `run` does, with the result handed to an epilogue before it is stored, and with `sums`
     over what is stored in each column (column_sums.mojo): for all problems of a kind.
 
-    `narrow` is 0, or how many channels a result has at most; `taps` along W may share a stage. A dgrad's product of strides is `max_phases` at most. A
-    `heavy` epilogue needs many registers for a vector. Where the problem is `recast`, an epilogue and sums have the
-    columns of a block.
+    `narrow` is 0, or how many channels a result has at most; `taps` along W may share a stage. A dgrad's product of
+    strides is `max_phases` at most. A `heavy` epilogue needs many registers for a vector. Where the problem is `recast`,
+    an epilogue and sums have the columns of a block.
     """
     comptime shape = _fused_shape(narrow, taps, heavy, slots)
     comptime if pass_ == FPROP:
@@ -456,12 +456,12 @@ def run_fused[
 
 
 def fused_recast[
-    dtype: DType, pass_: Int, narrow: Int, taps: Int, sums: Int
+    dtype: DType, pass_: Int, narrow: Int, sums: Int
 ](problem: ConvolutionProblem) -> Recast:
     """Returns how `run_fused` takes a problem: in columns of one tile, without blocks where a factor of each channel is
     asked for."""
     comptime if pass_ == FPROP:
-        comptime columns = _fused_shape(narrow, taps, False, 0).columns
+        comptime columns = _fused_shape(narrow, 1, False, 0).columns
         return recast_of[dtype, FPROP](
             problem, most_columns=0 if sums == PRODUCTS else columns
         )

@@ -431,7 +431,7 @@ def _store_piece[
     var columns = Int(plan.columns())
     var first = first_row + Int32(chunk * rows_at_once * 4)
     comptime if kind == MOMENTS:
-        # A thread's first row is one of the tile's first, or where some are not stored, any. It is counted with the last
+        # A thread's first row is one of the tile's first, or any where some are not stored. It is counted with the last
         # panel.
         comptime some = shape.taps > 1
         comptime if block == 0 or some:
