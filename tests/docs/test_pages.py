@@ -14,7 +14,7 @@ from benchmarks.pages.tables import TABLES
 
 PAGES = [*pages(), *ROOT.glob("[A-Z]*.md")]
 #: Generated, in whole or for the most part.
-LONG = {"support.md", "conformance.md", "figures.md", "kernel-figures.md", "models.md"}
+LONG = {"support.md", "conformance.md", "figures.md", "convolution-figures.md", "models.md"}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -46,7 +46,7 @@ from torch_max_backend.runtime.engine import session
 from torch_max_backend.typed_graph import TypedGraph
 
 #: Architecture to the driver that runs it.
-TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "gfx942": "hip"}
+TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "sm_100a": "cuda", "gfx942": "hip", "gfx950": "hip"}
 DTYPES = (DType.float32, DType.bfloat16, DType.float16)
 
 GPU = DeviceRef.GPU(0)
@@ -231,12 +231,13 @@ def add_data_gradient(module: Module, dtype: DType) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compiled for a target: the generated programs, and functions that a wheel would lack. For sm_90a in
-    bfloat16 also: what hopper_epilogue.py's graphs with elementwise work that a convolution takes in call, and what the
-    graph without; the same of its graphs with batch normalization's sums; how many tensors each program in a
-    convolution's store has read ahead."""
+    """What was compiled for a target: how many functions, the generated programs, functions that a wheel would lack.
+    For sm_90a in bfloat16 also: what hopper_epilogue.py's graphs with elementwise work that a convolution takes in
+    call, and what the graph without; the same of its graphs with batch normalization's sums; how many tensors each
+    program in a convolution's store has read ahead."""
 
     target: str
+    functions: int
     programs: list[str]
     unlisted: list[str]
     ahead: list[int]
@@ -277,7 +278,7 @@ def main() -> None:
     )
     stored = [each.convolution for each in built if isinstance(each, Program) and each.convolution]
     ahead = sorted(len(convolution.ahead) for convolution in stored)
-    report = Report(target, programs, unlisted, ahead, *map(hopper_epilogue.operations, graphs))
+    report = Report(target, len(built), programs, unlisted, ahead, *map(hopper_epilogue.operations, graphs))
     json.dump(asdict(report), sys.stdout)
 
 

@@ -1,7 +1,7 @@
 """Every GPU kernel compiles for every architecture that the project names, on a machine without a GPU.
 
 Each architecture takes one dtype here, another one each; ``TORCH_MAX_BACKEND_TARGETS=all`` gives every one all dtypes,
-in a quarter of an hour. The Hopper convolutions' epilogue is proved without a GPU as well: by what a graph
+in half an hour. The Hopper convolutions' epilogue is proved without a GPU as well: by what a graph
 for one calls.
 """
 

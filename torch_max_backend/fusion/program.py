@@ -50,8 +50,8 @@ _CASTS = frozenset({"_to_copy", "convert_element_type", "clone"})
 _LONGEST_NAME = 60
 """Letters of the ops in a generated function's name."""
 _FEW_PARTS = 2
-"""Vectors that a GPU's thread reads at once where a program is heavy, or columns are reduced: their sums, and numbers
-of each column, take registers, too."""
+"""Vectors that a GPU's thread reads at once where a pointwise program is heavy, or columns are reduced: their sums, and
+numbers of each column, take registers."""
 _HEAVY = frozenset({"exp", "log", "log1p", "tanh", "erf", "sin", "cos"})
 """Operations of some 20 instructions for each element."""
 MAX_INPUTS = 12
@@ -307,7 +307,7 @@ def _over_all(
     ways, asked = ways_of(terms, loops, vector, target), asked_of(terms, loops, vector, target)
     parts = parts_of(terms, ways, vector) if target == "gpu" else 1
     reduction, numbers = _reduction(terms), _numbers(terms)
-    if _is_heavy(terms) or (reduction is not None and not reduction.rows):
+    if _is_heavy(terms) if reduction is None else not reduction.rows:
         parts = min(parts, _FEW_PARTS)
     return Program(
         entry,
