@@ -36,11 +36,14 @@ def test_the_scripts_know_the_tile_shapes() -> None:
     shapes = [(64 * int(blocks) * (1 if split == "True" else 2), int(columns)) for blocks, columns, split in wgrad]
     assert shapes == list(sm90_check.WGRAD_TILES)
     assert {i for i, (*_, split) in enumerate(wgrad) if split == "True"} == sm90_check.SPLIT_STEPS
-    tiles = re.findall(r"TileShape\(\s*row_blocks=(\d+), columns=(\d+), stages=\d+, cluster=\d, alternate=(\w+)", text)
+    fields = ("row_blocks=(\\d+)", "columns=(\\d+)", "stages=\\d+", "cluster=\\d", "alternate=(\\w+)")
+    tiles = re.findall(r"TileShape\(\s*" + r",\s*".join(fields), text)
     assert [
         (64 * int(blocks) * (1 if alternate == "True" else 2), int(columns)) for blocks, columns, alternate in tiles
     ] == list(sm90_fit.TILES)
     assert len(tiles) == len(sm90_check.TILE_SHAPES["bfloat16"])
+    of_taps = re.search(r"TILE_256X64_OF_TAPS = (\d+)", text)
+    assert of_taps is not None and int(of_taps[1]) == sm90_fit.OF_TAPS
 
 
 def test_the_forced_kernels_import_the_constants_that_are_their_parameters() -> None:

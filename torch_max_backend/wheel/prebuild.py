@@ -36,7 +36,7 @@ _CPU_DTYPES = (DType.float32,)
 """Whether a CPU multiplies bfloat16 is no matter of its level, so these kernels are built where they run."""
 _GPU_DTYPES = (DType.float32, DType.bfloat16)
 _CPU_SIZES = ((2, 32, 10), (32, 32, 10))
-_GPU_SIZES = ((2, 32, 10), (2, 128, 1000))
+_GPU_SIZES = ((2, 32, 10), (2, 64, 10), (2, 128, 1000))
 """Images, channels and classes of typical networks. Tiles of a GPU's kernels and vectors of results depend on them, and
 whether a CPU fuses a convolution with what follows."""
 _SECONDS = 30.0
