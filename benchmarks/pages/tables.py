@@ -428,6 +428,16 @@ def compile_cost() -> str:
     return grid(["library function", *(f"CPU-seconds, {target}" for target in names)], rows) + origin(*names.values())
 
 
+def compiled_targets() -> str:
+    """An architecture in each line."""
+    name = "compiled_targets"
+    rows = [
+        [row["target"], ", ".join(row["dtypes"]), *(f"{row[key]:.0f}" for key in ("functions", "processor_seconds"))]
+        for row in read(name)["rows"]
+    ]
+    return grid(["architecture", "dtypes", "library functions", "CPU-seconds"], rows) + origin(name)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
@@ -436,7 +446,7 @@ TABLES: dict[str, Callable[[], str]] = {
         *CONVOLUTIONS,
         pooling_gpu, pooling_cpu, pooling_memory,
         attention, dropout_models, matmul, resampling,
-        compile_cost, first_steps, wheel_first_steps,
+        compile_cost, compiled_targets, first_steps, wheel_first_steps,
         host_time, optimizer_steps, step_bytes, step_kinds, step_launches, suites, suite_models, distributed,
     )
 }  # fmt: skip
