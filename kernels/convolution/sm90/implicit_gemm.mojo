@@ -227,6 +227,8 @@ def _multiply[
             ring.release(previous, by.thread)
         comptime if shape.taps > 1:
             for _ in range(1, Int(plan.shared_taps())):
+                # One pixel on. A descriptor may begin inside the swizzle's 8 rows, without a base offset: what is
+                # swizzled are addresses, and the copy begins at a multiple of 8 rows.
                 source_tile += ROW_BYTES
                 filter_tile += UInt32(shape.filter_bytes())
                 _multiply_stage[dtype, shape, filter_k_major, in_row, False](
