@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,40 +22,41 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import ROOT, records
-from tests.kernels.targets import TARGETS, Report
+from benchmarks import ROOT, records, zoo
+from benchmarks.records import cpu_seconds
+from tests.kernels.targets import DTYPES, TARGETS, Report
+
+NAMES = [dtype.name for dtype in DTYPES]
 
 
 def compiled(target: str, dtypes: list[str]) -> dict[str, Any]:
     """A row: how many library functions were built, how many of them from generated programs, and in what time."""
     command = [sys.executable, "-m", "tests.kernels.targets", target, *dtypes]
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    computing, begun = cpu_seconds(), time.monotonic()
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TORCH_MAX_BACKEND_CACHE_DIR": cache}
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"{target}: {result.stderr[-4000:]}")
-    after, report = resource.getrusage(resource.RUSAGE_CHILDREN), Report(**json.loads(result.stdout.splitlines()[-1]))
+    report = Report(**json.loads(result.stdout.splitlines()[-1]))
     return {
         "target": target, "dtypes": dtypes, "functions": report.functions, "programs": len(report.programs),
-        "seconds": round(time.monotonic() - begun, 1),
-        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "seconds": round(time.monotonic() - begun, 1), "processor_seconds": round(cpu_seconds() - computing, 1),
     }  # fmt: skip
 
 
 def compile_all(
-    target: Annotated[list[str], typer.Option(help=f"of {', '.join(TARGETS)}; may be repeated")],
-    dtype: Annotated[list[str], typer.Option(help="may be repeated")] = ["float32", "bfloat16", "float16"],  # noqa: B006
+    target: Annotated[list[str], typer.Option(help=f"any of {', '.join(TARGETS)}")],
+    dtype: Annotated[list[str], typer.Option(help=f"any of {', '.join(NAMES)}")] = NAMES,
     output: Annotated[Path | None, typer.Option(help="the result file")] = None,
 ) -> None:
     """Compiles every GPU kernel for each architecture."""
-    unknown = [each for each in target if each not in TARGETS]
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(TARGETS)}")
+    zoo.refuse_unknown(target, tuple(TARGETS), "target")
+    zoo.refuse_unknown(dtype, NAMES, "dtype")
     rows = [compiled(each, dtype) for each in target]
     table = Table("architecture", "dtypes", "library functions", "of generated programs", "s", "processor s")
-    for row in rows:
-        table.add_row(row["target"], ", ".join(row["dtypes"]), *(f"{value}" for value in list(row.values())[2:]))
+    for name, dtypes, *figures in (row.values() for row in rows):
+        table.add_row(name, ", ".join(dtypes), *map(str, figures))
     Console().print(table)
     if output is not None:
         records.write(output, {**records.provenance(torch.device("cpu")), "rows": rows})

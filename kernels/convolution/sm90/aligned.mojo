@@ -253,8 +253,11 @@ def _ways_of[
         var is_full = p.k >= _FULL
         comptime if pass_ == FPROP:
             # Nor do half of them where copies serve several taps: 48 > 48 channels take 0.4 of the time.
-            var shares = fprop_phase(p).sharing_taps(p, p.stride_w)
-            is_full |= Bool(shares) and 2 * p.k >= _FULL and 2 * p.c > _FULL
+            is_full = is_full or (
+                2 * p.k >= _FULL
+                and 2 * p.c > _FULL
+                and Bool(fprop_phase(p).sharing_taps(p, p.stride_w))
+            )
         comptime if pass_ == WGRAD:
             is_full = 2 * p.k > _FULL and p.c > _FULL
         if is_full:

@@ -87,8 +87,11 @@ struct Product(ImplicitlyCopyable):
     var shared_taps: Int
     """Taps along W that a stage can serve."""
 
-    def sharing_taps(self) -> Self:
-        """Returns the product with stages that serve these taps."""
+    def walked_by(self, shape: TileShape) -> Self:
+        """Returns the product in stages that serve these taps, where a shape has such.
+        """
+        if shape.taps == 1:
+            return self
         return Self(
             self.rows // max(self.line, 1) * (self.line + self.shared_taps - 1),
             self.steps // self.shared_taps,
@@ -163,24 +166,14 @@ def tile_time(
 ) -> Float64:
     """Returns the predicted time of a tile shape; `element` is the bytes of an element, `sums` whether it makes sums
     over columns."""
-    var taps = products[0].shared_taps if shape.taps > 1 else 1
-    if taps > 1:
-        return tile_time(
-            shape,
-            cost,
-            [products[0].sharing_taps()],
-            columns,
-            problem,
-            processors,
-            element,
-            sums,
-        )
     var column_tiles = ceildiv(columns, shape.columns)
     var odd = problem.c * element % 32 != 0 or problem.k * element % 32 != 0
     var phases = len(products)
     var copied = shape.rows()
     if phases > 1 or not shape.keeps_filter(
-        products[0].steps, processors // shape.cluster, column_tiles
+        products[0].walked_by(shape).steps,
+        processors // shape.cluster,
+        column_tiles,
     ):
         copied += shape.taps * shape.columns // shape.cluster
     var copy = Float64(copied) * (_UNALIGNED_ROW if odd else _ROW)
@@ -188,7 +181,8 @@ def tile_time(
     var work = 0.0
     var longest = 0.0
     var tiles = 0
-    for product in products:
+    for given in products:
+        var product = given.walked_by(shape)
         var count = ceildiv(product.rows, shape.rows()) * column_tiles
         var steps = Float64(product.steps)
         if shape.has_short_stages(phases, sums):

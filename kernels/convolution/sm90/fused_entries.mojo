@@ -75,9 +75,9 @@ def conv_pointwise_sums[
     own.
 
     A `narrow` result has so many channels at most, with 0 any number; its kernel is made for filters of some `taps`
-    along W, or takes one at a time. It has `max_phases` phases at most. A `heavy`
-    program needs many registers for a vector. Of the program's operands those whose bit is set in `ahead` lie as the
-    result does, are of its type, and are read before the program runs; SLOTS at most, with what sums read.
+    along W, or takes one at a time. It has `max_phases` phases at most. A `heavy` program needs many registers for a
+    vector. Of the program's operands those whose bit is set in `ahead` lie as the result does, are of its type, and are
+    read before the program runs; SLOTS at most, with what sums read.
     """
     var call = FusedCall[count, dims, sums](arguments)
     var operands = call.operands

@@ -430,25 +430,23 @@ def _store_piece[
         values[n] = value
     var columns = Int(plan.columns())
     var first = first_row + Int32(chunk * rows_at_once * 4)
-    comptime if kind == MOMENTS:
-        # A thread's first row is one of the tile's first, or any where some are not stored. It is counted with the last
+    comptime some = shape.taps > 1
+    comptime if kind == MOMENTS and (block == 0 or some):
+        # A thread's first row is one of the tile's first, or any where only some are stored. It is counted with the last
         # panel.
-        comptime some = shape.taps > 1
-        comptime if block == 0 or some:
-            if (chunk == 0 or some) and column_sums.count == 0:
-                comptime for i in range(rows_at_once if some else 1):
-                    comptime it = rows_at_once - 1 - i if some else 0
-                    if is_stored[shape=shape](
-                        plan, tile.at.phase, first + Int32(it * 4)
-                    ):
-                        comptime for n in range(panels):
-                            column_sums.begin[panel + n](
-                                rebind[SIMD[dtype, 8]](
-                                    values[n].slice[
-                                        vector, offset=it * vector
-                                    ]()
-                                )
+        if (chunk == 0 or some) and column_sums.count == 0:
+            comptime candidates = rows_at_once if some else 1
+            comptime for i in range(candidates):
+                comptime it = candidates - 1 - i
+                if is_stored[shape=shape](
+                    plan, tile.at.phase, first + Int32(it * 4)
+                ):
+                    comptime for n in range(panels):
+                        column_sums.begin[panel + n](
+                            rebind[SIMD[dtype, 8]](
+                                values[n].slice[vector, offset=it * vector]()
                             )
+                        )
     comptime for it in range(rows_at_once):
         # Where the pixels are the rows, a step instead of a product.
         var target = result.unsafe_offset(
