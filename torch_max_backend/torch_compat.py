@@ -142,6 +142,16 @@ def graph_is_kept() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def has_bfloat16_pairs() -> bool:
+    """Whether the CPU multiplies pairs of bfloat16 values (AVX-512 BF16)."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def takes_tile_registers() -> bool:
+    """Whether the CPU has tile registers (AMX), and the system lets this process use them from now on."""
+    return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+
+
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for zeros and has no memory."""
     return tensor._is_zerotensor()

@@ -19,7 +19,8 @@ comptime lanes[dtype: DType] = simd_width_of[accumulation_type[dtype]]()
 
 
 @always_inline
-def _mask[V: Int](live: Int) -> SIMD[DType.bool, V]:
+def first_lanes[V: Int](live: Int) -> SIMD[DType.bool, V]:
+    """Returns which lanes of a vector are among its first `live` ones."""
     return iota[DType.int32, V]().lt(SIMD[DType.int32, V](Int32(live)))
 
 
@@ -31,7 +32,7 @@ def load_part[
     if at + V <= extent:
         return row.unsafe_load[width=V, alignment=1](at)
     return masked_load[V](
-        row.unsafe_offset(at), _mask[V](extent - at), SIMD[dtype, V](0)
+        row.unsafe_offset(at), first_lanes[V](extent - at), SIMD[dtype, V](0)
     )
 
 
@@ -43,7 +44,7 @@ def store_part[
     if at + V <= extent:
         row.unsafe_store[alignment=1](at, value)
     else:
-        masked_store(value, row.unsafe_offset(at), _mask[V](extent - at))
+        masked_store(value, row.unsafe_offset(at), first_lanes[V](extent - at))
 
 
 @always_inline
@@ -248,3 +249,31 @@ def merge_row[
 def copy_row[dtype: DType](y: Ptr[dtype], x: Ptr[dtype], count: Int):
     """Copies `count` neighbouring elements."""
     merge_row[dtype, False](y, x, 0, count)
+
+
+@always_inline
+def transpose[
+    dtype: DType, size: Int
+](mut rows: Array[SIMD[dtype, size], size]):
+    """Transposes in place; `size` is a power of two. Each round interleaves row i with row i + size / 2.
+    """
+    comptime half = size // 2
+
+    @always_inline
+    def round() {mut rows}:
+        var mixed = Array[SIMD[dtype, size], size](fill=0)
+        comptime for i in range(half):
+            var both = rows[i].interleave(rows[i + half])
+            mixed[2 * i] = both.slice[size, offset=0]()
+            mixed[2 * i + 1] = both.slice[size, offset=size]()
+        rows = mixed^
+
+    comptime if size >= 2:
+        round()
+    comptime if size >= 4:
+        round()
+    comptime if size >= 8:
+        round()
+    comptime if size >= 16:
+        round()
+    comptime assert size <= 16, "transpose: at most 16 rows"

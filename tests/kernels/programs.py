@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from torch_max_backend.mojo_ops import KERNELS_PATH
+from torch_max_backend.runtime.caches.target import cpu_features
 
 
-def built(source: Path, folder: Path, accelerator: str = "") -> Path:
-    """The program that ``source`` makes, in ``folder``; it may import the kernels, compiled beside an accelerator."""
+def built(source: Path, folder: Path, accelerator: str = "", own_features: bool = True) -> Path:
+    """The program that ``source`` makes, in ``folder``; it may import the kernels, compiled beside an accelerator, or
+    for a CPU, with the `cpu_features` of the one at hand if these are wanted."""
     program = folder / source.stem
     beside = [f"--target-accelerator={accelerator}"] if accelerator else []
+    if not accelerator and own_features and cpu_features():
+        beside = ["--target-features", ",".join(cpu_features())]
     command = ["mojo", "build", "-O1", *beside, "-I", str(KERNELS_PATH.parent), str(source), "-o", str(program)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""Kernels for CPUs with half as many registers, half as wide, as those that the other tests build."""
+"""Kernels for CPUs with half as many registers, half as wide, as those that the other tests build, and no bfloat16."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ for groups, dtype in ((6, torch.float64), (12, torch.float32)):
 @pytest.mark.skipif(cpu_level() in (None, LOWEST), reason="the other tests build kernels for this CPU's level")
 def test_random_convolutions_with_avx2() -> None:
     """Their tiles depend on the registers."""
-    command = [sys.executable, "-m", "benchmarks", "convolution.random_check", "--device", "cpu", "--dtypes", "float32"]
+    command = [sys.executable, "-m", "benchmarks", "convolution.random_check", "--device", "cpu"]
+    command += ["--dtypes", "float32,bfloat16"]
     environment = {**os.environ, "TORCH_MAX_BACKEND_CPU_LEVEL": LOWEST}
     done = subprocess.run(
         [*command, "--count", "150", "--seed", "5"], env=environment, check=False, capture_output=True, text=True

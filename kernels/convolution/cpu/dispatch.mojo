@@ -2,10 +2,11 @@
 
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
-from std.sys.info import simd_width_of, size_of
+from std.sys.info import simd_width_of
 
 from max.gpu.host import DeviceContext
 
+from ...common.amx import has_tiles
 from ...common.parallel import worker_count
 from ...common.pointer import accumulation_type
 from ..analytic import Analytic
@@ -23,21 +24,17 @@ from .channelwise_passes import Channelwise
 from .grouped_wgrad import GroupedWgrad, patch_bytes
 from .implicit_gemm import ImplicitGemm
 from .joined_taps import JoinedTaps
-from .joined_taps_wgrad import JoinedTapsWgrad
 from .microkernel import PANEL_VECTORS
 from .pack import swap_filter
 from .panel_gemm import PanelGemm
-from .resident_wgrad import ResidentWgrad, Tiles
-from .wgrad import SMALL_SUMS_BYTES, WgradGemm
+from .wgrad import WgradGemm
 
-comptime _SHORT_TAP = 24
+comptime short_tap[dtype: DType]: Int = 24 if has_tiles[dtype] else 8
 """Channels up to which the inner product of a tap is too short."""
 comptime FEW_ROWS = 1024
 """Pixels up to which a filter that is packed once for all workers costs more than one that each packs for itself."""
 comptime _PATCH_BYTES = 1024 * 1024
 """Most bytes of a patch and dy's copy together that stay in the L2 cache."""
-comptime _FEW_PIXELS = 1024
-"""Sums of more pixels cost so much that another copy of dw does not matter."""
 
 
 struct _CpuHeuristic(Heuristic):
@@ -48,7 +45,7 @@ struct _CpuHeuristic(Heuristic):
         comptime acc_type = accumulation_type[dtype]
         comptime width = simd_width_of[acc_type]()
         comptime if Kernel.NAME == JoinedTaps.NAME:
-            return p.c <= _SHORT_TAP
+            return p.c <= short_tap[dtype]
         elif Kernel.NAME == PanelGemm.NAME:
             var forward = pass_ == FPROP
             var columns = p.group_k() if forward else p.group_c()
@@ -60,21 +57,12 @@ struct _CpuHeuristic(Heuristic):
                 items % workers == 0 or items >= 4 * workers
             )
         elif Kernel.NAME == GroupedWgrad.NAME:
-            # Whole groups to a worker.
+            # Whole groups to a worker; tile registers are faster.
             return (
-                p.groups >= 4 * worker_count()
+                not has_tiles[dtype]
+                and p.groups >= 4 * worker_count()
                 and patch_bytes[dtype](p) <= _PATCH_BYTES
             )
-        elif Kernel.NAME == ResidentWgrad.NAME:
-            # Sums in dw itself cost less where its order is theirs, and where all of it stays in the cache.
-            if (
-                not p.taps_inside
-                or p.output_pixels() > _FEW_PIXELS
-                or p.w_size() * size_of[acc_type]() <= SMALL_SUMS_BYTES
-            ):
-                return False
-            var tiles = Tiles.of[width, size_of[acc_type]()](p)
-            return p.groups * tiles.parts * tiles.blocks >= 2 * worker_count()
         else:
             return True
 
@@ -131,8 +119,6 @@ comptime KERNELS = Table[
     PanelGemm,
     ImplicitGemm,
     GroupedWgrad,
-    JoinedTapsWgrad,
-    ResidentWgrad,
     WgradGemm,
     Analytic["cpu"],
 ]

@@ -12,8 +12,10 @@ from std.sys.intrinsics import masked_store
 
 from max.gpu.host import DeviceContext
 
+from ...common.amx import has_tiles
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
+from ...common.vectors import first_lanes
 from ..passes import FPROP, WGRAD
 from ..epilogue_callback import NO_EPILOGUE, EpilogueCallback
 from ..kernel import ConvolutionKernel, ConvolutionTensors
@@ -36,7 +38,7 @@ from .pack import (
     pair_rows,
 )
 from .row_table import PassOperands, fill_table, run_epilogue_on_rows
-from .wgrad import first_lanes
+from .tiles import panel_rows_by_tiles
 
 # Bytes of the moving operand that a block of rows may touch: it stays in the L2 cache beside a panel.
 comptime BLOCK_BYTES = 384 * 1024
@@ -60,8 +62,58 @@ def _block_rows(depth_bytes: Int, step: Int, rows: Int) -> Int:
     return ceildiv(ceildiv(rows, blocks), ROW_GRANULE) * ROW_GRANULE
 
 
-@no_inline
 def panel_rows[
+    dtype: DType
+](
+    ops: PassOperands[dtype],
+    panel: Ptr[packed_type[dtype]],
+    vectors: Int,
+    table: PtrTable[dtype],
+    results: PtrTable[dtype],
+    live: MutPointer[Int, MutUntrackedOrigin],
+    lines: Int,
+    count: Int,
+    pitch: Int,
+    offset: Int,
+    column: Int,
+    lanes: Int,
+):
+    """Multiplies all rows of a block by one panel of so many vectors."""
+    comptime if has_tiles[dtype]:
+        panel_rows_by_tiles[dtype](
+            ops,
+            rebind[Ptr[dtype]](panel),
+            vectors,
+            table,
+            results,
+            live,
+            lines,
+            count,
+            pitch,
+            offset,
+            column,
+            lanes,
+        )
+        return
+    comptime for size in range(1, PANEL_VECTORS + 1):
+        if vectors == size:
+            _panel_rows[dtype, size](
+                ops,
+                panel,
+                table,
+                results,
+                live,
+                lines,
+                count,
+                pitch,
+                offset,
+                column,
+                lanes,
+            )
+
+
+@no_inline
+def _panel_rows[
     dtype: DType, vectors: Int
 ](
     ops: PassOperands[dtype],
@@ -227,21 +279,20 @@ def _rows[
                 var data = filter.unsafe_offset(column * taps * packed_depth)
                 var offset = group * depth
                 var target = group * columns + column
-                comptime for size in range(1, PANEL_VECTORS + 1):
-                    if vectors == size:
-                        panel_rows[dtype, size](
-                            ops,
-                            data,
-                            lines_table,
-                            results,
-                            live,
-                            lines,
-                            count,
-                            block,
-                            offset,
-                            target,
-                            lanes,
-                        )
+                panel_rows[dtype](
+                    ops,
+                    data,
+                    vectors,
+                    lines_table,
+                    results,
+                    live,
+                    lines,
+                    count,
+                    block,
+                    offset,
+                    target,
+                    lanes,
+                )
         if ops.epilogue.is_present():
             var begin = first_panel * panel_columns
             var end = min(columns, last_panel * panel_columns)

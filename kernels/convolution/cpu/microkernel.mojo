@@ -9,6 +9,7 @@ from std.memory import bitcast
 from std.sys import CompilationTarget
 from std.sys.intrinsics import llvm_intrinsic
 
+from ...common.amx import TILE_STEPS, has_tiles
 from ...common.packed import REGISTERS, VECTORS
 from ...common.pointer import Ptr, accumulation_type
 
@@ -25,8 +26,8 @@ comptime packed_type[dtype: DType]: DType = dtype if has_pairs[
 
 # Vectors of columns in a full panel; the last panel of a matrix may have fewer.
 comptime PANEL_VECTORS = VECTORS
-# Every tile height below divides this, so blocks of rows are cut at its multiples.
-comptime ROW_GRANULE = 24
+# Every tile height divides this, so blocks of rows are cut at its multiples.
+comptime ROW_GRANULE = 48 if has_tiles[DType.bfloat16] else 24
 
 
 @always_inline
@@ -45,9 +46,11 @@ def tile_rows[vectors: Int]() -> Int:
 
 @always_inline
 def packed_length[dtype: DType](length: Int) -> Int:
-    """Returns the number of steps, rounded up to whole pairs where steps are packed in pairs.
+    """Returns the number of steps, rounded up to whole pairs or tiles where steps are packed so.
     """
-    comptime if has_pairs[dtype]:
+    comptime if has_tiles[dtype]:
+        return ceildiv(length, TILE_STEPS) * TILE_STEPS
+    elif has_pairs[dtype]:
         return ceildiv(length, 2) * 2
     return length
 
@@ -75,10 +78,10 @@ def _add_pair[
 @always_inline
 def _columns[
     dtype: DType, size: Int, vectors: Int
-](b: Ptr[dtype], apart: Int) -> Array[SIMD[dtype, size], vectors]:
+](b: Ptr[dtype]) -> Array[SIMD[dtype, size], vectors]:
     var f = Array[SIMD[dtype, size], vectors](fill=0)
     comptime for v in range(vectors):
-        f[v] = b.unsafe_offset(v * apart).unsafe_load[width=size]()
+        f[v] = b.unsafe_offset(v * size).unsafe_load[width=size]()
     return f^
 
 
@@ -100,7 +103,7 @@ def gather_tile[
     comptime if has_pairs[dtype]:
         var b = rebind[Ptr[dtype]](panel)
         for i in range(0, length - 1, 2):
-            var f = _columns[dtype, 2 * width, vectors](b, 2 * width)
+            var f = _columns[dtype, 2 * width, vectors](b)
             comptime for row in range(rows):
                 _add_pair[dtype, acc_type, width, rows, vectors, row](
                     acc, a[row].unsafe_offset(i).unsafe_load[width=2](), f
@@ -108,7 +111,7 @@ def gather_tile[
             b = b.unsafe_offset(2 * vectors * width)
         if length % 2 == 1:
             # The last value beside a zero: what lies behind it in memory is none.
-            var f = _columns[dtype, 2 * width, vectors](b, 2 * width)
+            var f = _columns[dtype, 2 * width, vectors](b)
             comptime for row in range(rows):
                 var pair = SIMD[dtype, 2](a[row][unsafe_offset=length - 1], 0)
                 if length > 1:
@@ -124,7 +127,7 @@ def gather_tile[
         return
     var b = rebind[Ptr[acc_type]](panel)
     for i in range(length):
-        var f = _columns[acc_type, width, vectors](b, width)
+        var f = _columns[acc_type, width, vectors](b)
         comptime for row in range(rows):
             var s = SIMD[acc_type, width](
                 a[row][unsafe_offset=i].cast[acc_type]()
@@ -142,33 +145,28 @@ def outer_tile[
     a: Ptr[packed_type[dtype]],
     b: Ptr[packed_type[dtype]],
     length: Int,
-    pitch: Int = vectors * width,
-    apart: Int = width,
 ):
     """Adds a[i][row] * b[i][:] over i < length; both operands are packed tiles, `length` is a packed one.
-
-    A step's columns lie `pitch` elements behind the last one's, and a vector of them `apart` behind the one before;
-    twice as far where steps are taken in pairs.
     """
     comptime if has_pairs[dtype]:
         var ap = rebind[Ptr[dtype]](a)
         var bp = rebind[Ptr[dtype]](b)
         for _ in range(0, length, 2):
-            var f = _columns[dtype, 2 * width, vectors](bp, 2 * apart)
+            var f = _columns[dtype, 2 * width, vectors](bp)
             comptime for row in range(rows):
                 _add_pair[dtype, acc_type, width, rows, vectors, row](
                     acc, ap.unsafe_offset(2 * row).unsafe_load[width=2](), f
                 )
             ap = ap.unsafe_offset(2 * rows)
-            bp = bp.unsafe_offset(2 * pitch)
+            bp = bp.unsafe_offset(2 * vectors * width)
         return
     var ap = rebind[Ptr[acc_type]](a)
     var bp = rebind[Ptr[acc_type]](b)
     for _ in range(length):
-        var f = _columns[acc_type, width, vectors](bp, apart)
+        var f = _columns[acc_type, width, vectors](bp)
         comptime for row in range(rows):
             var s = SIMD[acc_type, width](ap[unsafe_offset=row])
             comptime for v in range(vectors):
                 acc[row * vectors + v] = s.fma(f[v], acc[row * vectors + v])
         ap = ap.unsafe_offset(rows)
-        bp = bp.unsafe_offset(pitch)
+        bp = bp.unsafe_offset(vectors * width)

@@ -3,39 +3,13 @@
 A filter lies in memory as [K][tap][C/G] or, with `taps_inside`, as [K][C/G][tap].
 """
 
+from ...common.amx import TILE_STEPS
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr
+from ...common.vectors import transpose
 from ..problem import ConvolutionProblem
 from ..gather import Phase, full_tap
 from .microkernel import has_pairs, packed_length, packed_type
-
-
-@always_inline
-def transpose[
-    dtype: DType, size: Int
-](mut rows: Array[SIMD[dtype, size], size]):
-    """Transposes in place; `size` is a power of two. Each round interleaves row i with row i + size / 2.
-    """
-    comptime half = size // 2
-
-    @always_inline
-    def round() {mut rows}:
-        var mixed = Array[SIMD[dtype, size], size](fill=0)
-        comptime for i in range(half):
-            var both = rows[i].interleave(rows[i + half])
-            mixed[2 * i] = both.slice[size, offset=0]()
-            mixed[2 * i + 1] = both.slice[size, offset=size]()
-        rows = mixed^
-
-    comptime if size >= 2:
-        round()
-    comptime if size >= 4:
-        round()
-    comptime if size >= 8:
-        round()
-    comptime if size >= 16:
-        round()
-    comptime assert size <= 16, "transpose: at most 16 rows"
 
 
 @no_inline
@@ -43,7 +17,7 @@ def pair_rows[
     dtype: DType
 ](rows: Ptr[packed_type[dtype]], count: Int, columns: Int):
     """Joins two rows of `columns` values, one after the other, to one row of pairs, in place; zeros go beside an odd
-    last row.
+    last row, and behind it up to the packed length.
 
     Without pairs nothing happens.
     """
@@ -57,14 +31,15 @@ def pair_rows[
 def _pair_rows[dtype: DType, columns: Int](rows: Ptr[dtype], count: Int):
     comptime width = min(columns, 16)
     comptime vectors = columns // width
-    for row in range(0, count, 2):
+    for row in range(0, packed_length[dtype](count), 2):
         var target = rows.unsafe_offset(row * columns)
         var first = Array[SIMD[dtype, width], vectors](fill=0)
         var second = Array[SIMD[dtype, width], vectors](fill=0)
-        comptime for v in range(vectors):
-            first[v] = target.unsafe_offset(v * width).unsafe_load[
-                width=width
-            ]()
+        if row < count:
+            comptime for v in range(vectors):
+                first[v] = target.unsafe_offset(v * width).unsafe_load[
+                    width=width
+                ]()
         if row + 1 < count:
             comptime for v in range(vectors):
                 second[v] = target.unsafe_offset(
@@ -74,6 +49,22 @@ def _pair_rows[dtype: DType, columns: Int](rows: Ptr[dtype], count: Int):
             target.unsafe_offset(2 * v * width).unsafe_store(
                 first[v].interleave(second[v])
             )
+
+
+@always_inline
+def turn_rows[dtype: DType](rows: Ptr[packed_type[dtype]], count: Int):
+    """Turns `count` packed steps of 16 columns, a whole number of tile registers, from [step / 2][column][2] into
+    [column][step]: the order of the first operand's tiles."""
+    comptime side = TILE_STEPS // 2
+    var pairs = rows.unsafe_bitcast[UInt32]()
+    for first in range(0, count // 2, side):
+        var at = pairs.unsafe_offset(first * side)
+        var block = Array[SIMD[DType.uint32, side], side](fill=0)
+        comptime for i in range(side):
+            block[i] = at.unsafe_offset(i * side).unsafe_load[width=side]()
+        transpose[DType.uint32, side](block)
+        comptime for i in range(side):
+            at.unsafe_offset(i * side).unsafe_store(block[i])
 
 
 @no_inline

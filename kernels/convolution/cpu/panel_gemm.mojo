@@ -5,7 +5,7 @@ A large filter that few pixels meet is read once from memory, and its panels sta
 pixels are mostly edges: there the rows of one product are one position's pixels of all images, which share the taps
 that lie inside the input, and no other tap is computed.
 
-Drawn problems take 0.6 of oneDNN's time (convolution_by_kernel.json).
+convolution_by_kernel.json has times beside oneDNN's for drawn problems.
 """
 
 from std.math import ceildiv
@@ -250,21 +250,20 @@ def panel_gemm_cpu[
                 var phase = every[unsafe_offset=unit[unsafe_offset=i].phase]
                 var results = tables.unsafe_offset(i * table_size)
                 var live = lives.unsafe_offset(i * (most_taps + 1))
-                comptime for size in range(1, PANEL_VECTORS + 1):
-                    if count == size:
-                        panel_rows[dtype, size](
-                            ops,
-                            data.unsafe_offset(phase.filter_offset),
-                            results.unsafe_offset(pitch),
-                            results,
-                            live.unsafe_offset(1),
-                            live[],
-                            p.n if by_position else phase.rows(p.n),
-                            pitch,
-                            group * depth,
-                            group * columns + column,
-                            lanes,
-                        )
+                panel_rows[dtype](
+                    ops,
+                    data.unsafe_offset(phase.filter_offset),
+                    count,
+                    results.unsafe_offset(pitch),
+                    results,
+                    live.unsafe_offset(1),
+                    live[],
+                    p.n if by_position else phase.rows(p.n),
+                    pitch,
+                    group * depth,
+                    group * columns + column,
+                    lanes,
+                )
 
     sync_parallelize(task, workers)
     _ = phases^

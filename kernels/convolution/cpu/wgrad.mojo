@@ -6,20 +6,14 @@ of columns ever exists. The reduction may be split into slices of pixels; each s
 stage adds in a fixed order.
 """
 
-from std.math import ceildiv, iota
+from std.math import ceildiv
 from std.memory import unsafe_memset_zero
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of, size_of
-from std.sys.intrinsics import (
-    PrefetchOptions,
-    masked_load,
-    masked_store,
-    prefetch,
-)
 
 from max.gpu.host import DeviceContext
 
-from ...common.packed import REGISTERS
+from ...common.amx import TILE, configure, has_tiles, release
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..kernel import ConvolutionKernel, ConvolutionTensors
@@ -27,297 +21,23 @@ from ..passes import WGRAD
 from ..problem import ConvolutionProblem
 from .microkernel import outer_tile, packed_length, packed_type
 from .pack import pair_rows, write_filter
+from .tiles import outer_by_tiles
+from .wgrad_pack import (
+    TILE_ROWS,
+    TILE_VECTORS,
+    pack_columns,
+    pack_gradient_rows,
+    runs_of,
+    tile_rows,
+    tile_vectors,
+)
 
-# Most pixels of one block: a packed tile of columns (block * 48 values) fits the L1 cache beside dy's tile.
-comptime BLOCK_PIXELS = 144
-# Bytes of packed columns that few pixels have at once.
+comptime BLOCK_PIXELS = 160 if has_tiles[DType.bfloat16] else 144
+"""Most pixels of one block: a packed tile of columns fits the L1 cache beside dy's tile."""
 comptime COLUMNS_BYTES = 64 * 1024
-# Vectors of columns in a tile, and dy channels that meet them: 24 accumulators, or 12 of 16 registers.
-comptime TILE_VECTORS = 3
-comptime TILE_ROWS = REGISTERS // 4
-# Tiles of dy that are packed together.
-comptime TILES_TOGETHER = 8
-comptime TILES_OF_A_LINE[dtype: DType] = 64 // (TILE_ROWS * size_of[dtype]())
+"""Bytes of packed columns that few pixels have at once."""
 comptime SMALL_SUMS_BYTES = 512 * 1024
-
-
-@fieldwise_init
-struct Runs(ImplicitlyCopyable, TrivialRegisterPassable):
-    """The columns of one pixel as contiguous runs of the input: `length` values for each of `count` runs.
-
-    Taps along W are one run where they are neighbours in memory (no dilation along W, one group).
-    """
-
-    var length: Int
-    var count: Int
-    var merged: Bool
-
-
-def _runs(p: ConvolutionProblem) -> Runs:
-    var merged = p.dilation_w == 1 and p.groups == 1
-    if merged:
-        return Runs(p.s * p.c, p.t * p.r, True)
-    return Runs(p.group_c(), p.taps(), False)
-
-
-@always_inline
-def first_lanes[width: Int](lanes: Int) -> SIMD[DType.bool, width]:
-    return iota[DType.int32, width]().lt(SIMD[DType.int32, width](lanes))
-
-
-@always_inline
-def _copy_run[
-    dtype: DType, acc_type: DType, width: Int
-](target: Ptr[acc_type], source: Ptr[dtype], length: Int):
-    var i = 0
-    while i + width <= length:
-        target.unsafe_offset(i).unsafe_store(
-            source.unsafe_offset(i).unsafe_load[width=width]().cast[acc_type]()
-        )
-        i += width
-    if i < length:
-        var mask = first_lanes[width](length - i)
-        var value = masked_load[width](
-            source.unsafe_offset(i), mask, SIMD[dtype, width](0)
-        )
-        masked_store(value.cast[acc_type](), target.unsafe_offset(i), mask)
-
-
-@always_inline
-def _zero_run[acc_type: DType, width: Int](target: Ptr[acc_type], length: Int):
-    var zero = SIMD[acc_type, width](0)
-    var i = 0
-    while i + width <= length:
-        target.unsafe_offset(i).unsafe_store(zero)
-        i += width
-    if i < length:
-        masked_store(
-            zero, target.unsafe_offset(i), first_lanes[width](length - i)
-        )
-
-
-@always_inline
-def _copy_spans[
-    dtype: DType, acc_type: DType, width: Int
-](
-    target: Ptr[acc_type],
-    pitch: Int,
-    source: Ptr[dtype],
-    step: Int,
-    count: Int,
-    span: Int,
-):
-    """Copies `count` pixels, `step` elements apart, of `span` values each."""
-
-    @always_inline
-    def copy[vectors: Int]() {imm}:
-        var a = source
-        var b = target
-        for _ in range(count):
-            comptime for v in range(vectors):
-                b.unsafe_offset(v * width).unsafe_store(
-                    a.unsafe_offset(v * width)
-                    .unsafe_load[width=width]()
-                    .cast[acc_type]()
-                )
-            a = a.unsafe_offset(step)
-            b = b.unsafe_offset(pitch)
-
-    comptime for vectors in range(1, TILE_VECTORS + 1):
-        if span == vectors * width:
-            copy[vectors]()
-            return
-    for m in range(count):
-        _copy_run[dtype, acc_type, width](
-            target.unsafe_offset(m * pitch),
-            source.unsafe_offset(m * step),
-            span,
-        )
-
-
-@no_inline
-def _pack_columns[
-    dtype: DType, acc_type: DType, width: Int
-](
-    packed: Ptr[acc_type],
-    x: Ptr[dtype],
-    problem: ConvolutionProblem,
-    runs: Runs,
-    group: Int,
-    pixel: Int,
-    count: Int,
-    column: Int,
-    length: Int,
-    pitch: Int,
-) -> Bool:
-    """Packs columns [column, column + length) of pixels [pixel, pixel + count) into packed[count][pitch]; returns False
-    if all of them are padding."""
-    var inside_input = False
-    if length < pitch:
-        for m in range(count):
-            _zero_run[acc_type, width](
-                packed.unsafe_offset(m * pitch + length), pitch - length
-            )
-    var first = column
-    while first < column + length:
-        var run = first // runs.length
-        var inside = first % runs.length
-        var span = min(runs.length - inside, column + length - first)
-        var s = 0
-        var r: Int
-        var t: Int
-        if runs.merged:
-            r = run % problem.r
-            t = run // problem.r
-        else:
-            s = run % problem.s
-            r = run // problem.s % problem.r
-            t = run // problem.s // problem.r
-        var q = pixel % problem.q
-        var rest = pixel // problem.q
-        var p = rest % problem.p
-        rest //= problem.p
-        var o = rest % problem.o
-        var n = rest // problem.o
-        # The columns of W whose pixels hold the whole span, where their row lies inside.
-        var first_whole = 0
-        var last_whole = problem.w - 1
-        if runs.merged:
-            first_whole = -(inside // problem.c)
-            last_whole = problem.w - ceildiv(inside + span, problem.c)
-        var shift = s * problem.dilation_w - problem.pad_w
-        var whole_low = max(0, ceildiv(first_whole - shift, problem.stride_w))
-        var whole_high = (last_whole - shift) // problem.stride_w + 1
-        var target = packed.unsafe_offset(first - column)
-        var m = 0
-        while m < count:
-            var row = min(problem.q - q, count - m)
-            var d = (
-                o * problem.stride_d + t * problem.dilation_d - problem.pad_d
-            )
-            var h = (
-                p * problem.stride_h + r * problem.dilation_h - problem.pad_h
-            )
-            var line = ((n * problem.d + d) * problem.h + h) * problem.w
-
-            @always_inline
-            def edge(q: Int, target: Ptr[acc_type]) {mut inside_input, imm}:
-                """Copies a pixel that may lack a part of the span."""
-                var col = q * problem.stride_w + shift
-                # Values of the run that lie inside the input, counted from the run's start.
-                var low = 0
-                var high = 0
-                if runs.merged:
-                    low = max(0, -col) * problem.c
-                    high = min(problem.s, problem.w - col) * problem.c
-                elif col >= 0 and col < problem.w:
-                    high = runs.length
-                low = min(max(low, inside), inside + span)
-                high = max(low, min(high, inside + span))
-                inside_input = inside_input or high > low
-                _zero_run[acc_type, width](target, low - inside)
-                _copy_run[dtype, acc_type, width](
-                    target.unsafe_offset(low - inside),
-                    x.unsafe_offset(
-                        (line + col) * problem.c
-                        + group * problem.group_c()
-                        + low
-                    ),
-                    high - low,
-                )
-                _zero_run[acc_type, width](
-                    target.unsafe_offset(high - inside), inside + span - high
-                )
-
-            if d < 0 or d >= problem.d or h < 0 or h >= problem.h:
-                for i in range(row):
-                    _zero_run[acc_type, width](
-                        target.unsafe_offset(i * pitch), span
-                    )
-            else:
-                var low = min(row, max(0, whole_low - q))
-                var high = max(low, min(row, whole_high - q))
-                for i in range(low):
-                    edge(q + i, target.unsafe_offset(i * pitch))
-                if high > low:
-                    inside_input = True
-                    _copy_spans[dtype, acc_type, width](
-                        target.unsafe_offset(low * pitch),
-                        pitch,
-                        x.unsafe_offset(
-                            (line + (q + low) * problem.stride_w + shift)
-                            * problem.c
-                            + group * problem.group_c()
-                            + inside
-                        ),
-                        problem.stride_w * problem.c,
-                        high - low,
-                        span,
-                    )
-                for i in range(high, row):
-                    edge(q + i, target.unsafe_offset(i * pitch))
-            target = target.unsafe_offset(row * pitch)
-            m += row
-            q = 0
-            p += 1
-            if p == problem.p:
-                p = 0
-                o += 1
-                if o == problem.o:
-                    o = 0
-                    n += 1
-        first += span
-    return inside_input
-
-
-@no_inline
-def pack_gradient_rows[
-    dtype: DType
-](
-    packed: Ptr[packed_type[dtype]],
-    dy: Ptr[dtype],
-    k: Int,
-    channels: Int,
-    pixel: Int,
-    count: Int,
-):
-    """Packs the `channels` channels of dy, from `dy` on, as packed[tile][pixel][TILE_ROWS], zero beyond the last.
-    """
-    var stored = packed_length[dtype](count)
-    var tiles = channels // TILE_ROWS
-    # Some tiles at once: dy is read in whole cache lines.
-    for start in range(0, tiles, TILES_TOGETHER):
-        var some = min(TILES_TOGETHER, tiles - start)
-        for m in range(count):
-            var source = dy.unsafe_offset((pixel + m) * k + start * TILE_ROWS)
-            var target = packed.unsafe_offset((start * stored + m) * TILE_ROWS)
-            # The next block's, while this one is multiplied.
-            for part in range(0, some, TILES_OF_A_LINE[dtype]):
-                prefetch[PrefetchOptions().for_read().low_locality()](
-                    source.unsafe_offset(count * k + part * TILE_ROWS)
-                )
-            for tile in range(some):
-                target.unsafe_offset(tile * stored * TILE_ROWS).unsafe_store(
-                    source.unsafe_offset(tile * TILE_ROWS)
-                    .unsafe_load[width=TILE_ROWS]()
-                    .cast[packed_type[dtype]]()
-                )
-    for tile in range(tiles):
-        pair_rows[dtype](
-            packed.unsafe_offset(tile * stored * TILE_ROWS), count, TILE_ROWS
-        )
-    var left = channels - tiles * TILE_ROWS
-    if left > 0:
-        var source = dy.unsafe_offset(pixel * k + tiles * TILE_ROWS)
-        var target = packed.unsafe_offset(tiles * stored * TILE_ROWS)
-        var mask = first_lanes[TILE_ROWS](left)
-        for m in range(count):
-            target.unsafe_offset(m * TILE_ROWS).unsafe_store(
-                masked_load[TILE_ROWS](
-                    source.unsafe_offset(m * k), mask, SIMD[dtype, TILE_ROWS](0)
-                ).cast[packed_type[dtype]]()
-            )
-        pair_rows[dtype](target, count, TILE_ROWS)
+"""Sums of all of dw that are cheap to have twice."""
 
 
 @no_inline
@@ -384,10 +104,12 @@ def _slice[
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
-    comptime tile_columns = TILE_VECTORS * width
+    comptime tile_columns = tile_vectors[dtype] * width
     var kg = p.group_k()
     var pitch = p.taps() * p.group_c()
-    var runs = _runs(p)
+    var runs = runs_of(p)
+    comptime if has_tiles[dtype]:
+        configure()
     # Equal blocks: each one reads and writes all sums.
     var blocks = ceildiv(last - first, BLOCK_PIXELS)
     for block in range(blocks):
@@ -411,7 +133,7 @@ def _slice[
                     var tile = packed_x.unsafe_offset(
                         (column - start) // tile_columns * tile_size
                     )
-                    var any = _pack_columns[dtype, packed_type[dtype], width](
+                    var any = pack_columns[dtype, packed_type[dtype], width](
                         tile,
                         x,
                         p,
@@ -428,34 +150,50 @@ def _slice[
                 # Wide dilations keep whole blocks of a tap in the padding.
                 if not live and not stores:
                     continue
-                for row in range(0, kg, TILE_ROWS):
+                comptime row_step = 2 * TILE if has_tiles[dtype] else TILE_ROWS
+                for row in range(0, kg, row_step):
+                    var a = packed_dy.unsafe_offset(row * stored)
                     for column in range(start, stop, tile_columns):
                         var lanes = min(tile_columns, stop - column)
                         var vectors = ceildiv(lanes, width)
-                        comptime for size in range(1, TILE_VECTORS + 1):
-                            if vectors == size:
-                                _tile[dtype, acc_type, width, size](
-                                    sums.unsafe_offset(
-                                        (group * kg + row) * pitch + column
-                                    ),
-                                    pitch,
-                                    packed_dy.unsafe_offset(row * stored),
-                                    packed_x.unsafe_offset(
-                                        (column - start)
-                                        // tile_columns
-                                        * tile_size
-                                    ),
-                                    stored,
-                                    kg - row,
-                                    lanes,
-                                    stores,
-                                )
+                        var b = packed_x.unsafe_offset(
+                            (column - start) // tile_columns * tile_size
+                        )
+                        var target = sums.unsafe_offset(
+                            (group * kg + row) * pitch + column
+                        )
+                        comptime if has_tiles[dtype]:
+                            outer_by_tiles[dtype](
+                                rebind[Ptr[DType.float32]](target),
+                                pitch,
+                                a,
+                                b,
+                                stored,
+                                kg - row,
+                                lanes,
+                                stores,
+                            )
+                        else:
+                            comptime for size in range(1, TILE_VECTORS + 1):
+                                if vectors == size:
+                                    _tile[dtype, acc_type, width, size](
+                                        target,
+                                        pitch,
+                                        a,
+                                        b,
+                                        stored,
+                                        kg - row,
+                                        lanes,
+                                        stores,
+                                    )
+    comptime if has_tiles[dtype]:
+        release()
 
 
 def columns_together[dtype: DType](count: Int) -> Int:
     """Returns the number of tiles of columns that are packed at once for `count` pixels.
     """
-    comptime tile_columns = TILE_VECTORS * simd_width_of[
+    comptime tile_columns = tile_vectors[dtype] * simd_width_of[
         accumulation_type[dtype]
     ]()
     comptime bytes = size_of[packed_type[dtype]]()
@@ -465,8 +203,9 @@ def columns_together[dtype: DType](count: Int) -> Int:
     )
 
 
-def _packed_dy_elements(p: ConvolutionProblem) -> Int:
-    return BLOCK_PIXELS * ceildiv(p.group_k(), TILE_ROWS) * TILE_ROWS
+def _packed_dy_elements[dtype: DType](p: ConvolutionProblem) -> Int:
+    comptime rows = tile_rows[dtype]
+    return BLOCK_PIXELS * ceildiv(p.group_k(), rows) * rows
 
 
 @no_inline
@@ -477,7 +216,7 @@ def wgrad_gemm_cpu[
     """
     comptime acc_type = accumulation_type[dtype]
     comptime width = simd_width_of[acc_type]()
-    comptime tile_columns = TILE_VECTORS * width
+    comptime tile_columns = tile_vectors[dtype] * width
     var workers = worker_count()
     var pixels = p.output_pixels()
     var columns = p.taps() * p.group_c()
@@ -500,7 +239,7 @@ def wgrad_gemm_cpu[
         BLOCK_PIXELS * tile_columns,
         COLUMNS_BYTES // size_of[packed_type[dtype]](),
     )
-    var scratch = packed_columns + _packed_dy_elements(p)
+    var scratch = packed_columns + _packed_dy_elements[dtype](p)
     var buffers = unsafe_alloc[Scalar[packed_type[dtype]]](
         workers * scratch, alignment=64
     )

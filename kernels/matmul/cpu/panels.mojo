@@ -7,8 +7,9 @@ way, or end within a panel are packed once for a block. Sums are float32, or flo
 
 from std.math import ceildiv
 from std.memory.alloc import unsafe_alloc
-from std.sys.info import simd_width_of
+from std.sys.info import simd_width_of, size_of
 
+from ...common.amx import TILE, TILE_STEPS, has_tiles
 from ...common.packed import (
     ROWS,
     VECTORS,
@@ -17,10 +18,12 @@ from ...common.packed import (
     pack_row,
     pack_turned,
     panel,
+    rounded,
 )
 from ...common.parallel import sync_parallelize, worker_count
 from ...common.pointer import Ptr, accumulation_type
 from ..problem import MatmulProblem
+from .tiles import multiply_tiles, pack_tiles
 
 comptime BLOCK_BYTES = 192 * 1024
 """Bytes of packed B, at most: a share of the second-level cache."""
@@ -255,6 +258,39 @@ def _block[
     var panels = ceildiv(columns, pitch)
     for begin in range(0, max(p.k, 1), MAX_DEPTH):
         var depth = min(p.k - begin, MAX_DEPTH)
+        comptime if has_tiles[dtype]:
+            var left = room.a.unsafe_bitcast[Scalar[dtype]]()
+            var right = room.b.unsafe_bitcast[Scalar[dtype]]()
+            pack_tiles[dtype, in_pairs=False](
+                left,
+                a.unsafe_offset(begin * p.a.column),
+                p.a.row,
+                p.a.column,
+                rows,
+                depth,
+            )
+            if not same_b:
+                pack_tiles[dtype, in_pairs=True](
+                    right,
+                    b.unsafe_offset(begin * p.b.row),
+                    p.b.column,
+                    p.b.row,
+                    columns,
+                    depth,
+                )
+            multiply_tiles[dtype](
+                c,
+                p.c.row,
+                rebind[Ptr[DType.float32]](room.sums),
+                begin == 0,
+                begin + depth >= p.k,
+                rows,
+                columns,
+                left,
+                right,
+                depth,
+            )
+            continue
         var left = _Strided[acc](room.a, 1, 1)
         var a_at = a.unsafe_offset(begin * p.a.column)
         comptime if dtype == acc:
@@ -376,7 +412,12 @@ def _blocks[
     comptime pitch = panel[acc]()
     # Columns of a block whose packed part of B the cache holds.
     var depth = max(1, min(p.k, MAX_DEPTH))
-    var most = max(1, BLOCK_BYTES // (depth * pitch * 4)) * pitch
+    comptime if has_tiles[dtype]:
+        depth = rounded(depth, TILE_STEPS)
+    comptime packed = dtype if has_tiles[dtype] else acc
+    var most = (
+        max(1, BLOCK_BYTES // (depth * pitch * size_of[packed]())) * pitch
+    )
     var block_columns = min(ceildiv(p.n, pitch) * pitch, most)
     var column_blocks = ceildiv(p.n, block_columns)
     # Rows: packing B pays the more of them use it, but each worker wants some tasks.
@@ -397,6 +438,13 @@ def _blocks[
     var b_elements = block_columns * depth
     var a_elements = row_block * depth if dtype != acc else 0
     var sums_elements = row_block * block_columns if p.k > MAX_DEPTH else 0
+    comptime if has_tiles[dtype]:
+        # Pairs of elements, in whole tiles.
+        a_elements = rounded(row_block, TILE) * depth // 2
+        b_elements //= 2
+        sums_elements = rounded(row_block, 2 * TILE) * rounded(
+            block_columns, 2 * TILE
+        )
 
     @always_inline
     def task(number: Int) {imm}:

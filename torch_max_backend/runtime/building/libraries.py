@@ -37,7 +37,7 @@ from torch_max_backend.runtime.building.cores import cores
 from torch_max_backend.runtime.building.futures import started
 from torch_max_backend.runtime.building.progress import Work, kernels_in_words, progress_line, works
 from torch_max_backend.runtime.caches import cache, prebuilt
-from torch_max_backend.runtime.caches.target import LEVELS, target_facts
+from torch_max_backend.runtime.caches.target import LEVELS, cpu_features, target_facts
 
 log = logging.getLogger(__name__)
 
@@ -381,6 +381,8 @@ def compile_library(
         if device != "cpu" or cpu in LEVELS:
             # The host's part of a GPU's library too is for any machine with that accelerator.
             target += ["--target-cpu", cpu]
+        elif features := cpu_features():
+            target += ["--target-features", ",".join(features)]
         if run_path is not None:
             target += ["-Xlinker", f"-rpath={run_path}"]
         command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *target]

@@ -13,6 +13,7 @@ import torch
 from max.driver import Accelerator
 
 from torch_max_backend.errors import OptionError
+from torch_max_backend.torch_compat import has_bfloat16_pairs, takes_tile_registers
 
 _LEVEL = "TORCH_MAX_BACKEND_CPU_LEVEL"
 
@@ -96,12 +97,23 @@ def _cpuinfo() -> Mapping[str, str]:
 
 
 @functools.cache
+def cpu_features() -> tuple[str, ...]:
+    """Instruction sets of bfloat16 for the CPU at hand, as LLVM's options: a compiler that tells a CPU by its model
+    alone misses some of a virtual machine, and does not know what the system permits."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    sign = {True: "+", False: "-"}
+    tiles = sign[takes_tile_registers()]
+    return f"{sign[has_bfloat16_pairs()]}avx512bf16", f"{tiles}amx-tile", f"{tiles}amx-bf16"
+
+
+@functools.cache
 def cpu_name() -> str:
-    """The CPU that MAX compiles host code for: its model and a digest of its instruction sets."""
+    """The CPU that host code is compiled for: its model, a digest of its instruction sets, and `cpu_features`."""
     fields = _cpuinfo()
     if not fields:
         return platform.processor() or platform.machine()
     flags = sorted(_flags())
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     model = "-".join(fields[name] for name in names if name in fields)
-    return f"{model}:{hashlib.sha256(' '.join(flags).encode()).hexdigest()[:16]}"
+    return f"{model}:{hashlib.sha256(' '.join([*flags, *cpu_features()]).encode()).hexdigest()[:16]}"
