@@ -24,6 +24,8 @@ from .problem import ConvolutionProblem
 comptime _THREADS = 256
 comptime _CHANNELS = 64
 """Of groups that are taken together: a tile's rows, or its columns."""
+comptime _LEAST_ELEMENTS = 1 << 19
+"""Of the smaller activation, from which on the copy of the filter takes less time than it saves."""
 
 
 @__name(t"conv_merged_groups_{dtype}_p{pass_}")
@@ -79,6 +81,11 @@ def merged(p: ConvolutionProblem) -> ConvolutionProblem:
     # The larger filter is scratch memory too.
     problem.workspace_limit = p.workspace_limit - 4 * problem.w_size()
     return problem
+
+
+def is_worth_merging[pass_: Int](p: ConvolutionProblem) -> Bool:
+    """Returns whether groups are faster taken together than by themselves."""
+    return pass_ == WGRAD or min(p.x_size(), p.y_size()) >= _LEAST_ELEMENTS
 
 
 struct MergedGroups[Inner: ConvolutionKernel](ConvolutionKernel):

@@ -1,11 +1,9 @@
-"""Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give, and tiles
-over a halo (gpu/halo.mojo).
+"""Walks launches of the Hopper convolutions on a CPU as their kernels do, over the pixels that tensor maps would give.
 
-An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 the same over halos, every way to cut tiles; 4 and 5
-with groups as phases) and the fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is
+An argument is a problem: the pass (0 forward, 1 data gradient; 2 and 3 with groups as phases) and the fields of `ConvolutionProblem` up to the pads, apart by commas. Of every problem it is
 checked that each (pixel of the result, tap, pixel of the source) that belongs together comes once and that nothing else
 comes; of every tile shape that its tiles cover the result once, and that the parts of a split reduction go through all of
-its stages. Prints the number of phases, or 0 where tensor maps cannot encode the problem; of halos, the number of ways.
+its stages. Prints the number of phases, or 0 where tensor maps cannot encode the problem.
 """
 
 from std.math import ceildiv
@@ -13,19 +11,6 @@ from std.sys import argv
 from std.utils.index import IndexList
 
 from kernels.convolution.passes import DGRAD, FPROP
-from kernels.convolution.gpu.halo import (
-    Halo,
-    PixelIndex,
-    SharedBudget,
-    TileGrid,
-    filter_tap,
-    phases_of,
-    result_pixel,
-    smallest,
-    tilings,
-    widest,
-)
-from kernels.convolution.gpu.phase_table import PhaseTable
 from kernels.convolution.problem import ConvolutionProblem
 from kernels.convolution.sm90 import plan as fields
 from kernels.convolution.sm90.grouped import (
@@ -51,8 +36,6 @@ from kernels.convolution.sm90.store import is_stored, result_row
 from kernels.convolution.sm90.tile import TileShape
 
 comptime _ROOM = 16
-comptime _VECTORS = 8
-"""Of a pixel in a halo."""
 
 
 def _unpacked(offsets: Int, deep: Bool) -> Tuple[Int, Int, Int]:
@@ -175,7 +158,7 @@ def _walk_groups(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
         return 0
     var plan = Im2colPlan[_ROOM]()
     for i in range(len(phases)):
-        set_group_phase(plan, i, p, phases[i], 0)
+        set_group_phase(plan, i, p, phases[i], 0, p.group_k())
     plan.set_launch(own, dgrad=dgrad, tiles=1, column_tiles=1, stage_length=64)
     plan.set_groups(p.groups)
     for group in range(p.groups):
@@ -196,79 +179,6 @@ def _check_rows(p: ConvolutionProblem, dgrad: Bool, var rows: List[Int]) raises:
             raise Error("a pixel of the result comes twice or never")
     if len(rows) != (p.input_pixels() if dgrad else p.output_pixels()):
         raise Error("a pixel of the result is missing")
-
-
-def _walk_halos(p: ConvolutionProblem, dgrad: Bool) raises -> Int:
-    var table = phases_of[DGRAD](p) if dgrad else phases_of[FPROP](p)
-    var phase = widest(table)
-    var budget = SharedBudget(64 * 1024, _VECTORS, 0 if dgrad else 144)
-    var ways = tilings(p.n, phase, budget)
-    if budget.fits(smallest(p.n, phase), phase) != (len(ways) > 0):
-        raise Error("the smallest tile fits where none does, or does not")
-    for way in ways:
-        _walk_halo(p, dgrad, table, way, budget.halo_bytes(way, phase))
-    return len(ways)
-
-
-def _walk_halo(
-    p: ConvolutionProblem,
-    dgrad: Bool,
-    table: PhaseTable,
-    tiling: TileGrid,
-    bytes: Int,
-) raises:
-    var seen = Dict[Int, Int]()
-    var rows = List[Int]()
-    var images = Int32(p.n)
-    for index in range(table.count()):
-        var phase = table.phase(Int32(index))
-        var halo = Halo.of(tiling, phase, _VECTORS)
-        for tile in range(tiling.tiles()):
-            var first = tiling.first(tile)
-            for i in range(tiling.live_pixels(first, images, phase)):
-                var pixel = tiling.pixel(i)
-                if not tiling.is_pixel(first, pixel, images, phase):
-                    continue
-                var target = result_pixel(first, pixel, phase)
-                rows.append(target)
-                for r in range(Int32(phase.h.taps)):
-                    for s in range(Int32(phase.w.taps)):
-                        var byte = halo.lowest(pixel, phase)
-                        byte += halo.moved(r, s, phase)
-                        if Int(byte + halo.pixel) > bytes:
-                            raise Error("a pixel beyond the halo")
-                        var at = tiling.source(first, _place(halo, byte), phase)
-                        if UInt32(at.h) >= UInt32(phase.h.source) or UInt32(
-                            at.w
-                        ) >= UInt32(phase.w.source):
-                            continue
-                        var source = (
-                            Int(at.n) * phase.h.source + Int(at.h)
-                        ) * phase.w.source + Int(at.w)
-                        var tap = filter_tap(r, s, phase, Int32(p.s))
-                        var key = (
-                            target * p.taps() + Int(tap)
-                        ) * _source_pixels(p, dgrad) + source
-                        if key in seen:
-                            raise Error("a product comes twice")
-                        seen[key] = 1
-    _check_rows(p, dgrad, rows^)
-    _compare(p, dgrad, _source_pixels(p, dgrad), seen)
-
-
-def _place(halo: Halo, byte: Int32) raises -> PixelIndex:
-    """What has been copied there."""
-    var image = byte % halo.image
-    var place = PixelIndex(
-        byte // halo.image,
-        image // halo.row,
-        image % halo.row // halo.pixel,
-    )
-    if place.h >= halo.rows or place.w >= halo.columns:
-        raise Error("a pixel in the padding of shared memory")
-    if halo.at(place) != byte:
-        raise Error("between two pixels")
-    return place
 
 
 def _source_pixels(p: ConvolutionProblem, dgrad: Bool) -> Int:
@@ -453,10 +363,6 @@ def main() raises:
             taps_inside=False,
         )
         var dgrad = n[0] % 2 == 1
-        if n[0] >= 4:
-            print(_walk_groups(problem, dgrad))
-        else:
-            print(
-                _walk_halos(problem, dgrad) if n[0]
-                >= 2 else _walk(problem, dgrad)
-            )
+        print(
+            _walk_groups(problem, dgrad) if n[0] >= 2 else _walk(problem, dgrad)
+        )

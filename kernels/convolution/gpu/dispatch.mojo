@@ -2,7 +2,7 @@
 
 from ..analytic import Analytic
 from ..kernel import ConvolutionKernel, Heuristic, Table
-from ..merged_groups import MergedGroups
+from ..merged_groups import MergedGroups, is_worth_merging
 from ..passes import FPROP
 from ..problem import ConvolutionProblem
 from .block_gather import BlockGather
@@ -12,21 +12,12 @@ from .depthwise_band import DepthwiseBand
 from .depthwise_band_wgrad import DepthwiseBandWgrad
 from .depthwise_launch import DepthwiseMarch
 from .gemm_col2im import GemmCol2im
-from .halo_gather import HaloGather
-from .halo_wgrad import HaloWgrad
-from .small_groups import SmallGroups
 from .tiled import Tiled
 from .warpgroup_gather import WarpgroupGather
 from .warpgroup_wgrad import WarpgroupWgrad
 
 comptime _FEW_TAPS = 9
 """Windows up to 3x3 lie in registers, and depthwise's marches were faster (measured on an H100); so do some of 5x5."""
-comptime _HALO_PIXELS = 256
-"""Pixels from which on the loads of the filter pay: with 196 and 49 pixels the other kernels took half to two thirds of
-the time."""
-comptime _HALO_CHANNELS = 32
-"""Channels of a group from which on strides make halos slow: they have up to four times the pixels that are needed, and
-took 1.7 times as long as the other kernels."""
 
 
 def _marches(p: ConvolutionProblem) -> Bool:
@@ -56,13 +47,9 @@ struct _GpuHeuristic(Heuristic):
             return not _marches(p) and not (forward and is_strided)
         elif Kernel.NAME == DepthwiseBandWgrad.NAME:
             return p.r * p.s > _FEW_TAPS
-        elif Kernel.NAME == HaloGather.NAME:
-            var most = max(p.group_c(), p.group_k())
-            if forward and most >= _HALO_CHANNELS:
-                if p.stride_h * p.stride_w > 1:
-                    return False
-            var pixels = p.p * p.q if forward else p.h * p.w
-            return p.n * pixels >= _HALO_PIXELS
+        elif Kernel.NAME == MergedGroups[WarpgroupGather].NAME:
+            # By whatever kernel.
+            return is_worth_merging[pass_](p)
         else:
             return True
 
@@ -72,13 +59,13 @@ comptime GPU_KERNELS = Table[
     DepthwiseBand,
     DepthwiseBandWgrad,
     DepthwiseMarch,
-    HaloGather,
-    HaloWgrad,
-    SmallGroups,
     GemmCol2im,
+    MergedGroups[WarpgroupGather],
     MergedGroups[WarpgroupWgrad],
     WarpgroupGather,
     WarpgroupWgrad,
+    MergedGroups[BlockGather],
+    MergedGroups[BlockWgrad],
     BlockGather,
     BlockWgrad,
     Tiled,

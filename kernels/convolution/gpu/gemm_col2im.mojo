@@ -8,7 +8,7 @@ every tap. Here rows are (tap, channel) pairs instead:
 
 z is made for so many images at a time as the cache holds, within the workspace limit.
 
-Drawn problems on an H200 take 1.06 of cuDNN's time (convolution_by_kernel.json).
+convolution_by_kernel.json has times beside cuDNN's for drawn problems.
 """
 
 from std.math import ceildiv

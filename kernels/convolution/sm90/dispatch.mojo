@@ -3,7 +3,7 @@
 from std.sys import size_of
 
 from ..kernel import ConvolutionKernel, ConvolutionTensors, Heuristic, Table
-from ..merged_groups import MergedGroups, merged
+from ..merged_groups import MergedGroups, is_worth_merging, merged
 from ..passes import DGRAD, FPROP, ONE_GROUP
 from ..problem import ConvolutionProblem
 from .aligned import AS_IT_IS, depth_of, recast_of
@@ -27,9 +27,6 @@ comptime _FEW_IN_GROUP = 32
 """Channels of a group: with so few most of a stage would be zeros."""
 comptime _LEAST_IN_GROUP = 4
 """Of groups that are taken together: with less, products with zeros take longer than other kernels."""
-comptime _LEAST_MERGED = 1 << 21
-"""Elements of the larger activation from which on merged groups are faster than gpu/halo_gather.mojo: with fewer, the
-copy of the filter takes as long as it saves."""
 comptime Merged = MergedGroups[GroupedGemm]
 comptime MergedToOne = MergedGroups[Gemm]
 
@@ -69,10 +66,9 @@ struct Sm90Heuristic(Heuristic):
         elif Kernel.NAME == Merged.NAME:
             var inner = merged(p)
             return (
-                dtype != DType.float32
-                and min(p.group_c(), p.group_k()) >= _LEAST_IN_GROUP
+                min(p.group_c(), p.group_k()) >= _LEAST_IN_GROUP
                 and min(inner.group_c(), inner.group_k()) > _FEW_IN_GROUP
-                and max(p.x_size(), p.y_size()) >= _LEAST_MERGED
+                and is_worth_merging[pass_](p)
             )
         else:
             return True

@@ -12,6 +12,8 @@ from ..problem import ConvolutionProblem
 
 comptime _SIDE = 32
 """Side of the square that a block exchanges: 128 bytes of float32 both ways."""
+comptime MAX_FILTERS = 65535
+"""Most filters that are exchanged at once: rows of a grid."""
 comptime _LINES = 8
 """Lines of the square that a block reads at a time."""
 
@@ -28,7 +30,9 @@ def _filter_order_kernel[
     reverses: Int32,
 ):
     """Writes target [C, taps, K] of source [K, taps, C], with `reverses` the taps from the last to the first; one
-    square of one tap for each block."""
+    square of one tap for each block, and a filter for each of the grid's rows.
+    """
+    var filter = Int(block_idx.y) * Int(k * taps) * Int(c)
     # One more column, so that neither way meets a bank twice.
     var square = stack_allocation[
         _SIDE * (_SIDE + 1), Scalar[dtype], address_space=AddressSpace.SHARED
@@ -46,8 +50,8 @@ def _filter_order_kernel[
         var row = down + Int32(i)
         if first_k + row < k and first_c + across < c:
             square[unsafe_offset=Int(row * (_SIDE + 1) + across)] = source[
-                unsafe_offset=(Int(first_k + row) * Int(taps) + Int(tap))
-                * Int(c)
+                unsafe_offset=filter
+                + (Int(first_k + row) * Int(taps) + Int(tap)) * Int(c)
                 + Int(first_c + across)
             ]
     barrier()
@@ -55,8 +59,8 @@ def _filter_order_kernel[
         var row = down + Int32(i)
         if first_c + row < c and first_k + across < k:
             target[
-                unsafe_offset=(Int(first_c + row) * Int(taps) + Int(target_tap))
-                * Int(k)
+                unsafe_offset=filter
+                + (Int(first_c + row) * Int(taps) + Int(target_tap)) * Int(k)
                 + Int(first_k + across)
             ] = square[unsafe_offset=Int(across * (_SIDE + 1) + row)]
 
@@ -70,8 +74,10 @@ def exchange_channels[
     problem: ConvolutionProblem,
     ctx: DeviceContext,
     reverses: Bool = False,
+    filters: Int = 1,
 ) raises:
-    """Writes w [K, R, S, C] as [C, R, S, K]; with `reverses` the last tap of each axis comes first.
+    """Writes w [K, R, S, C] of a problem as [C, R, S, K], and so many `filters` that lie one behind the other; with
+    `reverses` the last tap of each axis comes first.
     """
     var p = problem
     ctx.enqueue_function[_filter_order_kernel[dtype]](
@@ -81,6 +87,9 @@ def exchange_channels[
         Int32(p.taps()),
         Int32(p.c),
         Int32(reverses),
-        grid_dim=(ceildiv(p.c, _SIDE) * ceildiv(p.k, _SIDE) * p.taps(),),
+        grid_dim=(
+            ceildiv(p.c, _SIDE) * ceildiv(p.k, _SIDE) * p.taps(),
+            filters,
+        ),
         block_dim=(_SIDE * _LINES,),
     )

@@ -6,32 +6,36 @@ these are
 
     source   its channels of every pixel. What lies past them is zeros, as past any tensor's last channel, and never channels of
              another group: zeros of the filter times infinity would be NaN
-    filter   [K / G][K * T * R * S][C / G]: the rows of a group begin with another "tap"
+    filter   [K / G][K * T * R * S][C / G]: the rows of a group begin with another "tap"; for float32's data gradient
+             [C / G][C * T * R * S][K / G], a copy
     result   [N, D, H, W * G, channels / G]: a pixel of the group is every G-th one along W
 
-Drawn problems on an H200 take 0.38 to 0.59 of cuDNN's time (convolution_by_kernel.json).
+convolution_by_kernel.json has times beside cuDNN's for drawn problems.
 """
 
 from std.math import ceildiv
+from std.sys import size_of
 from std.utils.index import IndexList
 
 from max.gpu.host import DeviceContext, FuncAttribute
 
 from ...common.pointer import Ptr
 from ..kernel import ConvolutionKernel, ConvolutionTensors
-from ..passes import FPROP, ONE_GROUP, WGRAD
+from ..passes import DGRAD, FPROP, ONE_GROUP, WGRAD
 from ..problem import ConvolutionProblem
-from .aligned import AS_IT_IS
+from .aligned import AS_IT_IS, filter_bytes
+from .copies import AlignedCopies
 from .choice import TILE_128X128, TILE_256X64, TILE_SHAPES
+from .filter_order import MAX_FILTERS, exchange_channels
 from .gemm import MAX_PHASES, compiles_for, gemm_refusal, run
 from .implicit_gemm import implicit_gemm_kernel
-from .launch import NOWHERE, blocks_of
+from .launch import NOWHERE, blocks_of, reads_filter_along_k
 from .plan import (
-    STAGE_LENGTH,
     Im2colPhase,
     Im2colPlan,
     dgrad_phases,
     fprop_phase,
+    stage_length,
 )
 from .tensor_map import SourceView, TensorMaps
 from .tile import THREADS, TileShape
@@ -78,9 +82,12 @@ def set_group_phase(
     p: ConvolutionProblem,
     at: GroupPhase,
     first_tile: Int,
+    filter_rows: Int,
 ):
+    """Sets a phase of a group; a group's filter has `filter_rows` rows of each tap.
+    """
     plan.set_phase(index, problem_of_group(p), at.phase, first_tile)
-    plan.set_group(index, at.group, p.groups, p.group_k() * p.taps())
+    plan.set_group(index, at.group, p.groups, filter_rows * p.taps())
 
 
 struct GroupedGemm(ConvolutionKernel):
@@ -88,11 +95,7 @@ struct GroupedGemm(ConvolutionKernel):
 
     @staticmethod
     def compiles[dtype: DType, pass_: Int, grouping: Int]() -> Bool:
-        return (
-            grouping != ONE_GROUP
-            and compiles_for[dtype, pass_]()
-            and dtype != DType.float32
-        )
+        return grouping != ONE_GROUP and compiles_for[dtype, pass_]()
 
     @staticmethod
     def refusal[
@@ -102,11 +105,17 @@ struct GroupedGemm(ConvolutionKernel):
             return String("a tensor does not begin at a multiple of 16 bytes")
         if p.groups == 1:
             return String("takes groups")
-        if p.group_c() % 8 != 0 or p.group_k() % 8 != 0:
+        comptime vector = 16 // size_of[dtype]()
+        if p.group_c() % vector != 0 or p.group_k() % vector != 0:
             return String(
                 t"{p.group_c()} and {p.group_k()} channels in a group; takes"
-                t" multiples of 8"
+                t" multiples of {vector}"
             )
+        comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+            if filter_bytes[dtype](p) > p.workspace_limit:
+                return String("the filter's copy exceeds the workspace limit")
+            if p.groups > MAX_FILTERS:
+                return String(t"takes up to {MAX_FILTERS} groups")
         if max(p.input_pixels(), p.output_pixels()) * p.groups >= 1 << 31:
             return String("more than 2^31 pixels of all groups")
         # A tile of the weight gradient may read another group's channels, and stores nothing of them.
@@ -123,10 +132,19 @@ struct GroupedGemm(ConvolutionKernel):
             run[dtype, pass_](ctx, t, p, AS_IT_IS)
         else:
             var columns = p.group_k() if pass_ == FPROP else p.group_c()
+            var copies = AlignedCopies[dtype]()
+            var filter = t.b
+            comptime if pass_ == DGRAD and reads_filter_along_k[dtype]():
+                filter = copies.place(t.b, filter_bytes[dtype](p), ctx)
+                exchange_channels[dtype](
+                    filter, t.b, problem_of_group(p), ctx, filters=p.groups
+                )
             if columns <= _NARROW.columns:
-                _launch[dtype, pass_, _NARROW](t.result, t.a, t.b, p, ctx)
+                _launch[dtype, pass_, _NARROW](t.result, t.a, filter, p, ctx)
             else:
-                _launch[dtype, pass_, _WIDE](t.result, t.a, t.b, p, ctx)
+                _launch[dtype, pass_, _WIDE](t.result, t.a, filter, p, ctx)
+            # The copy's memory goes back in stream order.
+            _ = copies^
 
 
 @always_inline
@@ -140,6 +158,8 @@ def _launch[
     ctx: DeviceContext,
 ) raises:
     comptime forward = pass_ == FPROP
+    comptime length = stage_length[dtype]()
+    comptime filter_k_major = forward or reads_filter_along_k[dtype]()
     comptime assert shape.cluster == 1
     var deep = p.is_deep()
     var depth = p.group_c() if forward else p.group_k()
@@ -155,15 +175,16 @@ def _launch[
         depth, pixel, extents[3] * pixel, extents[2], extents[1]
     )
     var filter_map = TensorMaps[1]()
+    var filter_depth, filter_rows = (p.group_c(), p.group_k())
+    comptime if filter_k_major and not forward:
+        filter_depth, filter_rows = (p.group_k(), p.group_c())
     filter_map.encode_tile[dtype, 3](
         0,
         ctx,
         w,
-        IndexList[3](p.group_c(), p.taps(), p.group_k()),
-        IndexList[3](
-            STAGE_LENGTH, 1, shape.columns if forward else STAGE_LENGTH
-        ),
-        p.k * p.taps(),
+        IndexList[3](filter_depth, p.taps(), filter_rows),
+        IndexList[3](length, 1, shape.columns if filter_k_major else length),
+        p.groups * filter_rows * p.taps(),
     )
     var phases = group_phases[pass_](p)
     # Each launch ends with a round of few blocks: as few of them as can be.
@@ -177,7 +198,7 @@ def _launch[
                 plan.set_first_tile(i, Int(Int32.MAX))
                 continue
             var at = phases[first + i]
-            set_group_phase(plan, i, p, at, tiles)
+            set_group_phase(plan, i, p, at, tiles, filter_rows)
             if at.phase.taps() > 0:
                 source_maps.encode_im2col[dtype](
                     i,
@@ -189,7 +210,7 @@ def _launch[
                     steps,
                     deep,
                     shape.rows(),
-                    STAGE_LENGTH,
+                    length,
                 )
             tiles += (
                 ceildiv(p.n * at.phase.pixels(), shape.rows()) * column_tiles
@@ -199,12 +220,12 @@ def _launch[
             dgrad=not forward,
             tiles=tiles,
             column_tiles=column_tiles,
-            stage_length=STAGE_LENGTH,
+            stage_length=length,
             column_step=shape.columns,
         )
         plan.set_groups(p.groups)
         comptime kernel = implicit_gemm_kernel[
-            dtype, MAX_PHASES, shape, forward
+            dtype, MAX_PHASES, shape, filter_k_major
         ]
         ctx.enqueue_function[kernel](
             source_maps,
