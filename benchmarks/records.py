@@ -17,6 +17,7 @@ import typer
 from torch_max_backend.bench.memory import cache_bytes
 from torch_max_backend.checked import beartype
 from torch_max_backend.runtime.caches import cache
+from torch_max_backend.torch_compat import takes_tile_registers
 
 
 @beartype
@@ -33,7 +34,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability() + (", AMX" if takes_tile_registers() else ""),
         "cache_bytes": cache_bytes(device),
     }
     if device.type == "cuda":

@@ -25,7 +25,7 @@ def drawn_ratios() -> list[float]:
 
 def convolution_any_gpu() -> str:
     name = "convolution_any_gpu_h200"
-    families = {"depthwise": "depthwise", "ResNet-50": "resnet50", "grouped and 3-D": "resnext|3-d"}
+    families = {"depthwise": "depthwise", "ResNet-50": "resnet50"}
     kinds = {"bfloat16": "bfloat16", "float32": "float32 in TF32", "exact": "float32 without TF32"}
     rows = []
     for family, pattern in families.items():
@@ -71,14 +71,16 @@ def convolution_drawn() -> str:
 
 
 def convolution_grouped() -> str:
-    """A drawn problem in each line; our time over cuDNN's better layout, by pass."""
-    name = "convolution_grouped_h200_bfloat16"
-    ratios: dict[str, dict[str, float]] = {}
-    for row in read(name)["rows"]:
-        ratios.setdefault(row["problem"], {})[row["pass"]] = row["ratio"]
-    rows = [[f"`{problem}`", *(f"{found[each]:.2f}" for each in PASSES.values())] for problem, found in ratios.items()]
-    rows.append(["geometric mean", *(mean([found[each] for found in ratios.values()]) for each in PASSES.values())])
-    return grid(["bfloat16", *PASSES.values()], rows) + origin(name)
+    """A drawn problem in each line; our time over cuDNN's better layout, by dtype and pass."""
+    names = {dtype: f"convolution_grouped_h200_{dtype}" for dtype in ("bfloat16", "float32")}
+    ratios: dict[str, dict[tuple[str, str], float]] = {}
+    for dtype, name in names.items():
+        for row in read(name)["rows"]:
+            ratios.setdefault(row["problem"], {})[dtype, row["pass"]] = row["ratio"]
+    columns = [(dtype, pass_) for dtype in names for pass_ in PASSES.values()]
+    rows = [[f"`{problem}`", *(f"{found[each]:.2f}" for each in columns)] for problem, found in ratios.items()]
+    rows.append(["geometric mean", *(mean([found[each] for found in ratios.values()]) for each in columns)])
+    return grid(["problem", *(f"{dtype}: {pass_}" for dtype, pass_ in columns)], rows) + origin(*names.values())
 
 
 def convolution_by_kernel() -> str:
@@ -119,8 +121,9 @@ def _cells_by_pass(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def convolution_cpu() -> str:
     """A class of the draw in each line; of each dtype our time over eager's, and the share of the matmul's rate."""
-    names = [f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")]
-    documents = {read(name)["dtype"]: read(name) for name in names}
+    names = {dtype: f"convolution_cpu_{dtype}" for dtype in ("float32", "bfloat16")}
+    names["bfloat16 with AMX"] = "convolution_cpu_amx_bfloat16"
+    documents = {kind: read(name) for kind, name in names.items()}
     rows = []
     for kind, label in _classes(documents["float32"]).items():
         cells: list[str] = []
@@ -129,9 +132,9 @@ def convolution_cpu() -> str:
             cells += [*_cells_by_pass(mine), mean(row["share"] for row in mine)]
         rows.append([label, *cells])
     columns = [*PASSES.values(), "share"]
-    header = ["problems", *(f"{dtype}: {column}" for dtype in documents for column in columns)]
-    peaks = ", ".join(f"{document['matmul GFLOP/s']:.0f} in {dtype}" for dtype, document in documents.items())
-    return grid(header, rows) + origin(*names) + f"GFLOP/s of the matmul: {peaks}.\n"
+    header = ["problems", *(f"{kind}: {column}" for kind in documents for column in columns)]
+    peaks = ", ".join(f"{document['matmul GFLOP/s']:.0f} in {kind}" for kind, document in documents.items())
+    return grid(header, rows) + origin(*names.values()) + f"GFLOP/s of the matmul: {peaks}.\n"
 
 
 def convolution_workspace() -> str:

@@ -125,6 +125,7 @@ def summary() -> str:
     first = _waited("first_step_h200_resnet50_bf16", "empty")
     resnet = step_of("resnet50")["median_seconds"]
     zoo = {name: zoo_rows()["training", "none", 8, name] for name in ("AVX512", "AVX2")}
+    amx = zoo_rows()["training", "bf16", 8, "AVX512, AMX"]
     drawn = drawn_ratios()
     products = [row["ratio"] for row in read("matmul_h200")["products"]]
     dashboard, on_cpu = (suite_ratios(*each) for each in zip(("cuda", "cpu"), PAIRS, strict=True))
@@ -138,6 +139,8 @@ def summary() -> str:
         (f"{len(on_cpu)} models of PyTorch's suites, float32: training step", "2 CPU cores", "Inductor", on_cpu),
         *((f"{len(steps)} models, float32, batch 8: training step", f"2 CPU cores, {name}",
            "the best of eager and Inductor", list(map(ratio, steps))) for name, steps in zoo.items()),
+        (f"{len(amx)} models, bfloat16 autocast, batch 8: training step", "2 CPU cores, AMX",
+         "the best of eager and Inductor", list(map(ratio, amx))),
         ("convolutions drawn from models, bfloat16", "H200", "cuDNN", drawn),
         ("batched matrix products, bfloat16", "H200", "cuBLAS", products),
     ]  # fmt: skip

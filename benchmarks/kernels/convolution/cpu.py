@@ -84,7 +84,7 @@ def measure(drawn: Drawn, name: str, dtype: torch.dtype, convolutions: Convoluti
     row: dict[str, Any] = {"kind": drawn.kind, "pass": name, "problem": str(drawn)}
     row |= {f"{key}_us": round(value * 1e6, 1) for key, value in times.items()}
     row["ratio"] = round(times["ours"] / min(times["channels_last"], times["contiguous"]), 3)
-    row["share"] = round(problem.flops / times["ours"] / ceilings(CPU, dtype).flops_per_second, 3)
+    row["share"] = float(f"{problem.flops / times['ours'] / ceilings(CPU, dtype).flops_per_second:.3g}")
     row["error"] = float(f"{error:.2g}") if math.isfinite(error) else "not finite"
     row["right"] = error <= ERRORS[dtype]
     return row

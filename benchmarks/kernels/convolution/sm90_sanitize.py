@@ -1,9 +1,10 @@
-"""Runs the Hopper convolutions of small problems under compute-sanitizer's tools and writes what these report.
+"""Runs convolutions of small problems under compute-sanitizer's tools and writes what these report.
 
     python -m benchmarks convolution.sm90_sanitize --output benchmarks/results/convolution_sm90_h200_sanitizer.json
 
-Needs a Hopper GPU and `compute-sanitizer` on the path. Every run is sm90_once on some problems of the suite
-sm90_check, all of them at a time. The exit status is 1 where a tool reports anything, or did not come to its end.
+Needs a Hopper GPU and `compute-sanitizer` on the path. A run is sm90_once on some problems of the suite sm90_check, or
+random_check, whose problems meet the kernels for any GPU, too. All run at a time. The exit status is 1 where a tool
+reports anything, or did not come to its end.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ class Run:
     """Regular expression that the names match."""
     every: bool
     """Every tile shape, split, cluster and share instead of the table's choice."""
+    random: int = 0
+    """Problems at random instead, so many."""
 
     def command(self, once: str) -> list[str]:
         line = ["compute-sanitizer", "--tool", self.tool, "--kernel-regex", "kns=conv", "--print-limit", "20"]
+        if self.random:
+            check = [sys.executable, "-m", "benchmarks", "convolution.random_check", "--seed", "7"]
+            return [*line, *check, "--count", str(self.random)]
         line += [*shlex.split(once), "--suite", "sm90_check", "--passes", self.passes, "--problems", self.problems]
         return [*line, "--every"] if self.every else line
 
@@ -52,6 +58,7 @@ RUNS = (
     Run("racecheck", "wgrad", "long_sum", True),
     Run("synccheck", "fprop,dgrad,wgrad", EVERYTHING, False),
     Run("synccheck", "wgrad", "narrow|c3_k136|long_sum", True),
+    *(Run(tool, "fprop,dgrad,wgrad", "", False, random=60) for tool in ("memcheck", "racecheck", "synccheck")),
 )
 
 
@@ -72,6 +79,7 @@ def start(run: Run, once: str, log: Path) -> subprocess.Popen:
 
 def outcome(run: Run, status: int, text: str) -> dict:
     done = re.findall(r"^(\w+ \S+): (\d+) launches$", text, re.MULTILINE)
+    done += [("random", number) for number in re.findall(r"^(\d+) results, 0 wrong", text, re.MULTILINE)]
     reported = summary(text) if status == 0 else None
     ran = {name: int(count) for name, count in done}
     print(f"{run.tool} {run.passes} {run.problems}: {sum(ran.values())} calls, reported {reported}", flush=True)
