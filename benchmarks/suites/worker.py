@@ -55,7 +55,7 @@ class Settings:
         folder: shared by the processes that compile side by side.
         until: seconds since the epoch after which no further contender is compiled.
         search: whether cuDNN times its kernels first.
-        channels_last: the model's and the images' memory format.
+        channels_last: the model's and the images' memory format, channels_last_3d where these have three axes.
     """
 
     suite: str
@@ -223,7 +223,8 @@ class Measured:
 
         self.batch: Batch = pytree.tree_map_only(Tensor, placed, batch)
         if chosen.channels_last:
-            base = base.to(memory_format=torch.channels_last)
+            axes = max(tensor.dim() for tensor in pytree.tree_leaves(self.batch[0]) if isinstance(tensor, Tensor))
+            base = base.to(memory_format=MEMORY_FORMATS.get(axes, torch.channels_last))
         self.base, self.case = base, case
         self.steps: dict[str, Step] = {}
         self.rows: dict[str, dict[str, Any]] = {}

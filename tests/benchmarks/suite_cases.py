@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from benchmarks.suites.case import Case, classify, labeled_images
+from benchmarks.suites.case import Batch, Case, classify, labeled_images
 
 
 class _Tiny(nn.Module):
@@ -17,6 +17,15 @@ class _Tiny(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+class _Volumes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3, 4))
 
 
 class _WrongGradient(_Tiny):
@@ -70,3 +79,10 @@ def wrong_gradient() -> Case:
 
 def not_compiled() -> Case:
     return Case("not_compiled", _NotCompiled, labeled_images(8, 5), classify, 4)
+
+
+def volumes() -> Case:
+    def draw(model: nn.Module, batch: int) -> Batch:
+        return (torch.randn(batch, 3, 6, 6, 6),), (torch.randint(0, 4, (batch,)),)
+
+    return Case("volumes", _Volumes, draw, classify, 2)

@@ -48,6 +48,15 @@ def rows_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return measured
 
 
+def test_volumes_and_their_model_are_channels_last(tmp_path: Path) -> None:
+    case, end = f"{CASES}:volumes", time.time() + 60
+    settings = "torchbench", case, "cpu", "none", "training", 0, ["eager"], str(tmp_path), end, False, True
+    measured = worker.Measured(worker.Settings(*settings))
+    (images,), _ = measured.batch
+    for tensor in (images, *(weight for weight in measured.base.parameters() if weight.dim() > 1)):
+        assert tensor.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 def test_rows_are_kept_and_a_second_run_measures_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "suite.json"
     models = ["--model", f"{CASES}:tiny", "--model", f"{CASES}:crashing"]
