@@ -18,7 +18,7 @@ def built(source: Path, folder: Path, accelerator: str = "", own_features: bool 
     program = folder / source.stem
     beside = [f"--target-accelerator={accelerator}"] if accelerator else []
     if not accelerator and own_features and cpu_features():
-        beside = ["--target-features", ",".join(cpu_features())]
+        beside = [f"--target-features={','.join(cpu_features())}"]
     command = ["mojo", "build", "-O1", *beside, "-I", str(KERNELS_PATH.parent), str(source), "-o", str(program)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr[-4000:]

@@ -382,7 +382,7 @@ def compile_library(
             # The host's part of a GPU's library too is for any machine with that accelerator.
             target += ["--target-cpu", cpu]
         elif features := cpu_features():
-            target += ["--target-features", ",".join(features)]
+            target.append(f"--target-features={','.join(features)}")
         if run_path is not None:
             target += ["-Xlinker", f"-rpath={run_path}"]
         command = ["build", "--emit", "shared-lib", "--disable-warnings", "-I", str(KERNELS_PATH.parent), *target]
