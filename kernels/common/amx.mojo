@@ -8,9 +8,10 @@ Before a process uses the registers, the system must have permitted it (torch_ma
 """
 
 from std.sys import CompilationTarget
-from std.sys.intrinsics import llvm_intrinsic
+from std.sys.intrinsics import llvm_intrinsic, masked_store
 
 from .pointer import Ptr
+from .vectors import first_lanes
 
 comptime has_tiles[dtype: DType]: Bool = (
     dtype == DType.bfloat16
@@ -112,3 +113,22 @@ def store_sums[rows: Int, columns: Int](at: Ptr[DType.float32], pitch: Int):
                 at.unsafe_offset(TILE * (row * pitch + column)),
                 4 * pitch,
             )
+
+
+@always_inline
+def write_row[
+    dtype: DType, //, columns: Int
+](target: Ptr[dtype], sums: Ptr[DType.float32], lanes: Int):
+    """Writes one row of stored sums of `columns` registers, rounded; of the last register what is among the row's first
+    `lanes` elements."""
+    comptime for column in range(columns):
+        var at = target.unsafe_offset(column * TILE)
+        var value = (
+            sums.unsafe_offset(column * TILE)
+            .unsafe_load[width=TILE]()
+            .cast[dtype]()
+        )
+        comptime if column + 1 < columns:
+            at.unsafe_store(value)
+        else:
+            masked_store(value, at, first_lanes[TILE](lanes - column * TILE))

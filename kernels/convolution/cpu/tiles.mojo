@@ -1,7 +1,7 @@
 """Implicit products and outer products of bfloat16 in tile registers (common/amx.mojo), of packed panels."""
 
-from std.math import iota
-from std.sys.intrinsics import masked_load, masked_store
+from std.math import ceildiv, iota
+from std.sys.intrinsics import masked_load
 
 from ...common.amx import (
     TILE,
@@ -15,6 +15,7 @@ from ...common.amx import (
     multiply,
     release,
     store_sums,
+    write_row,
 )
 from ...common.pointer import Ptr
 from ...common.vectors import first_lanes
@@ -113,20 +114,12 @@ def _gather_tiles[
             multiply[rows, columns]()
             b = b.unsafe_offset(TILE_STEPS * panel_columns)
     store_sums[rows, columns](sums, TILE * columns)
-    var mask = first_lanes[TILE](lanes - (columns - 1) * TILE)
     for row in range(min(count, rows * TILE)):
-        var source = sums.unsafe_offset(row * TILE * columns)
-        var target = results[unsafe_offset=row].unsafe_offset(column)
-        comptime for each in range(columns):
-            var value = (
-                source.unsafe_offset(each * TILE)
-                .unsafe_load[width=TILE]()
-                .cast[dtype]()
-            )
-            comptime if each + 1 < columns:
-                target.unsafe_offset(each * TILE).unsafe_store(value)
-            else:
-                masked_store(value, target.unsafe_offset(each * TILE), mask)
+        write_row[columns](
+            results[unsafe_offset=row].unsafe_offset(column),
+            sums.unsafe_offset(row * TILE * columns),
+            lanes,
+        )
 
 
 @no_inline
@@ -248,7 +241,7 @@ def outer_by_tiles[
     """
     comptime packed = packed_type[dtype]
     var edge = Array[SIMD[DType.float32, TILE], 4 * TILE](fill=0)
-    var vectors = (lanes + TILE - 1) // TILE
+    var vectors = ceildiv(lanes, TILE)
     for vector in range(0, vectors, 2):
 
         @always_inline

@@ -3,7 +3,7 @@ them."""
 
 from std.math import ceildiv
 from std.memory import bitcast
-from std.sys.intrinsics import masked_load, masked_store
+from std.sys.intrinsics import masked_load
 
 from ...common.amx import (
     TILE,
@@ -17,6 +17,7 @@ from ...common.amx import (
     multiply,
     release,
     store_sums,
+    write_row,
 )
 from ...common.pointer import Ptr
 from ...common.vectors import first_lanes, transpose
@@ -139,19 +140,12 @@ def _tiles[
     store_sums[rows, columns](sums, pitch)
     if not last:
         return
-    var mask = first_lanes[TILE](columns_left - (columns - 1) * TILE)
     for row in range(min(rows_left, rows * TILE)):
-        comptime for column in range(columns):
-            var target = c.unsafe_offset(row * c_row + column * TILE)
-            var value = (
-                sums.unsafe_offset(row * pitch + column * TILE)
-                .unsafe_load[width=TILE]()
-                .cast[dtype]()
-            )
-            comptime if column + 1 < columns:
-                target.unsafe_store(value)
-            else:
-                masked_store(value, target, mask)
+        write_row[columns](
+            c.unsafe_offset(row * c_row),
+            sums.unsafe_offset(row * pitch),
+            columns_left,
+        )
 
 
 @no_inline
